@@ -1,0 +1,246 @@
+// The way of an allocation: free blocks first, then the driver, then what can be released.
+#include <algorithm>
+
+#include "core/caching/request.h"
+#include "core/caching/sizing.h"
+
+namespace mybackend::caching {
+
+void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, OomReport* report) {
+  if (bytes == 0) return nullptr;
+  Context context = capture_context();
+  Lock lock(mutex_);
+  if (bytes >= kMaxRequestBytes) {
+    Request r{bytes, bytes, bytes, stream, &large_, nullptr, {}, {}, false};
+    r.driver_status = {StatusCode::kOutOfMemory, "more than 1EB was requested"};
+    fill_report(r, report);
+    return nullptr;
+  }
+  // While a private pool is active the frees that wait for events stay as they are: a graph
+  // under capture must not query events.
+  if (active_pools_.empty() && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
+
+  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, std::move(context), {}, false};
+  r.segment_bytes = segment_bytes_for(r.bytes, settings_.large_segment_size_mb);
+  r.pool = &pool_for(r.bytes, stream);
+
+  bool found = take_free_block(r);
+  if (!found && !pressure_callbacks_.empty()) found = run_pressure_callbacks(lock) && take_free_block(r);
+  if (!found) {
+    if (collection_armed_) collect_garbage(r.context);
+    found = add_segment(r, false, lock);
+    if (!found && r.driver_status.code() == StatusCode::kOutOfMemory && !r.refused_by_limit && settings_.throw_on_cudamalloc_oom) {
+      // The caller wants to hear of it at once.
+    } else {
+      if (!found) found = take_from_fallback_pools(r);
+      if (!found && (r.refused_by_limit || r.driver_status.code() == StatusCode::kOutOfMemory)) {
+        found = release_available_blocks(r) && add_segment(r, false, lock);
+        if (!found && (r.refused_by_limit || r.driver_status.code() == StatusCode::kOutOfMemory)) {
+          found = release_cached_blocks({0, 0}, r.context) && add_segment(r, true, lock);
+        }
+      }
+    }
+  }
+  if (found) return hand_out(r);
+
+  MemoryInfo info;
+  (void)driver_->memory_info(device_, &info);
+  record(Action::kOom, info.free_bytes, r.bytes, stream, r.pool, r.context);
+  ++stats_.num_ooms;
+  OomReport own;
+  OomReport* filled = report != nullptr ? report : &own;
+  fill_report(r, filled);
+  const auto observers = oom_observers_;
+  lock.unlock();
+  for (const auto& observer : observers) observer(*filled);
+  return nullptr;
+}
+
+BlockPool& CachingAllocator::pool_for(std::size_t rounded_bytes, StreamHandle stream) {
+  for (auto active = active_pools_.rbegin(); active != active_pools_.rend(); ++active) {
+    if (active->filter(stream)) return is_small(rounded_bytes) ? active->pool->small : active->pool->large;
+  }
+  return is_small(rounded_bytes) ? small_ : large_;
+}
+
+// Best fit: the smallest free block of the stream that is large enough.
+bool CachingAllocator::take_free_block(Request& r) {
+  BlockPool& pool = *r.pool;
+  if (collection_armed_) ++pool.search_count;
+  Block* best = pool.free.lower_bound(r.stream, r.bytes);
+  if (best == nullptr) return false;
+  if (best->is_expandable()) {
+    if (settings_.expandable_segments) {
+      // A block at the end of the mapped part counts with what it can grow to, so that the
+      // end of a segment is not used up by requests that fit elsewhere.
+      auto reach = [](const Block* b) { return b->bytes + (b->next != nullptr && !b->next->mapped ? b->next->bytes : 0); };
+      for (Block* next = pool.free.after(best); best->is_expandable() && next != nullptr && reach(next) < reach(best);
+           next = pool.free.after(best)) {
+        best = next;
+      }
+    } else {
+      while (best != nullptr && best->is_expandable()) best = pool.free.after(best);
+      if (best == nullptr) return false;
+    }
+  }
+  const std::size_t max_split = settings_.max_split_size_mb;
+  if (r.bytes < max_split && best->bytes >= max_split) return false;
+  if (r.bytes >= max_split && best->bytes >= r.bytes + settings_.max_non_split_rounding_mb) return false;
+  pool.free.erase(best);
+  r.block = best;
+  return true;
+}
+
+bool CachingAllocator::take_from_fallback_pools(Request& r) {
+  if (r.pool->owner != nullptr) return false;
+  for (PoolId id : fallback_pools_) {
+    PrivatePool* pool = find_pool(id);
+    if (pool == nullptr) continue;
+    BlockPool* const own = std::exchange(r.pool, is_small(r.bytes) ? &pool->small : &pool->large);
+    if (take_free_block(r)) return true;
+    r.pool = own;
+  }
+  return false;
+}
+
+bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
+  if (is_retry) ++stats_.num_alloc_retries;
+  r.refused_by_limit = false;
+  r.driver_status = {};
+  if (allowed_bytes_ != kUnlimitedBytes && reserved_bytes_ + r.segment_bytes > allowed_bytes_) {
+    r.refused_by_limit = true;
+    return false;
+  }
+  if (settings_.expandable_segments) {
+    r.block = grow_expandable(r);
+    if (r.block == nullptr && r.driver_status.ok()) r.driver_status = {StatusCode::kOutOfMemory, "cannot map pages"};
+    return r.block != nullptr;
+  }
+  void* ptr = nullptr;
+  if (settings_.release_lock_on_cudamalloc) {
+    lock.unlock();
+    r.driver_status = driver_->memory_allocate(device_, r.segment_bytes, &ptr);
+    lock.lock();
+  } else {
+    r.driver_status = driver_->memory_allocate(device_, r.segment_bytes, &ptr);
+  }
+  if (!r.driver_status.ok()) return false;
+  Segment* segment = nullptr;
+  try {
+    segment = new_segment(reinterpret_cast<std::uintptr_t>(ptr), r.segment_bytes, r.stream, r.pool);
+  } catch (...) {
+    (void)driver_->memory_free(device_, ptr);
+    throw;
+  }
+  if (history_.enabled()) segment->context = r.context;
+  if (r.pool->owner != nullptr) ++r.pool->owner->segment_count;
+  change_reserved(*r.pool, static_cast<std::int64_t>(r.segment_bytes));
+  add(stats_.segment, stat_pool(*r.pool), 1);
+  if (r.segment_bytes >= settings_.max_split_size_mb) stats_.oversize_segments.increase(1);
+  ++stats_.num_device_alloc;
+  record(Action::kSegmentAlloc, segment->address, segment->bytes, r.stream, r.pool, r.context);
+  r.block = segment->first;
+  return true;
+}
+
+bool CachingAllocator::should_split(const Block& block, std::size_t bytes) const {
+  if (block.pool->owner != nullptr && block.pool->owner->no_split) return false;
+  const std::size_t rest = block.bytes - bytes;
+  if (block.pool->is_small || settings_.expandable_segments) return rest >= kMinBlockBytes;
+  return bytes < settings_.max_split_size_mb && rest > kSmallBytes;
+}
+
+// Serves r from r.block, which is in no set.
+void* CachingAllocator::hand_out(Request& r) {
+  Block* block = r.block;
+  BlockPool& pool = *block->pool;
+  const int which = stat_pool(pool);
+  const bool was_split = block->is_split();
+  const bool counts_as_split = !block->is_expandable();  // whole pages of those can be given back
+  if (should_split(*block, r.bytes)) {
+    Block* rest = block;
+    block = new_block();
+    block->address = rest->address;
+    block->bytes = r.bytes;
+    block->stream = rest->stream;
+    block->pool = rest->pool;
+    block->segment = rest->segment;
+    block->previous = rest->previous;
+    block->next = rest;
+    if (block->previous != nullptr) block->previous->next = block; else block->segment->first = block;
+    rest->previous = block;
+    rest->address += r.bytes;
+    rest->bytes -= r.bytes;
+    insert_free(rest);
+    if (counts_as_split) {
+      if (was_split) {
+        subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
+      } else {
+        add(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(rest->bytes));
+        add(stats_.inactive_split, which, 1);
+      }
+    }
+  } else if (was_split && counts_as_split) {
+    subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
+    subtract(stats_.inactive_split, which, 1);
+  }
+  block->allocated = true;
+  block->requested_bytes = r.requested_bytes;
+  blocks_.insert(block->address, block);
+  const auto bytes = static_cast<std::int64_t>(block->bytes);
+  add(stats_.allocation, which, 1);
+  add(stats_.allocated_bytes, which, bytes);
+  add(stats_.active, which, 1);
+  add(stats_.active_bytes, which, bytes);
+  add(stats_.requested_bytes, which, static_cast<std::int64_t>(r.requested_bytes));
+  if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
+  if (history_.enabled()) {
+    block->context = r.context;
+    record(Action::kAlloc, block->address, r.requested_bytes, block->stream, &pool, r.context);
+  }
+  return reinterpret_cast<void*>(block->address);
+}
+
+bool CachingAllocator::run_pressure_callbacks(Lock& lock) {
+  const auto callbacks = pressure_callbacks_;
+  lock.unlock();
+  bool freed = false;
+  for (const auto& callback : callbacks) freed = callback() || freed;
+  lock.lock();
+  return freed;
+}
+
+void CachingAllocator::fill_report(const Request& r, OomReport* report) {
+  if (report == nullptr) return;
+  *report = {};
+  MemoryInfo info;
+  (void)driver_->memory_info(device_, &info);
+  report->device = device_;
+  report->requested_bytes = r.requested_bytes;
+  report->rounded_bytes = r.bytes;
+  report->segment_bytes = r.segment_bytes;
+  report->free_bytes = info.free_bytes;
+  report->total_bytes = info.total_bytes;
+  report->limit_bytes = allowed_bytes_;
+  report->allocated_bytes = static_cast<std::size_t>(stats_.allocated_bytes[kAll].current);
+  report->reserved_bytes = reserved_bytes_;
+  report->pending_event_bytes = static_cast<std::size_t>(stats_.active_bytes[kAll].current - stats_.allocated_bytes[kAll].current);
+  report->stream = r.stream;
+  report->driver_message = r.driver_status.message();
+  report->driver_failed = !r.refused_by_limit && !r.driver_status.ok() && r.driver_status.code() != StatusCode::kOutOfMemory;
+  for (const auto& segment : segments_) {
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      if (!block->mapped || !block->is_available()) continue;
+      if (block->pool == r.pool && block->stream == r.stream) {
+        report->cached_same_stream_bytes += block->bytes;
+        report->largest_same_stream_bytes = std::max(report->largest_same_stream_bytes, block->bytes);
+      } else if (block->pool->owner != nullptr) {
+        report->private_pool_free_bytes += block->bytes;
+      } else if (block->stream != r.stream) {
+        report->cached_other_streams_bytes += block->bytes;
+      }
+    }
+  }
+}
+
+}  // namespace mybackend::caching

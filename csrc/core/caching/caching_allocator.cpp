@@ -1,0 +1,219 @@
+#include "core/caching/caching_allocator.h"
+
+#include <algorithm>
+
+#include "core/caching/expandable_range.h"
+#include "core/caching/sizing.h"
+
+namespace mybackend::caching {
+
+CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings)
+    : driver_(driver), device_(device) {
+  DeviceInfo info;
+  if (driver_->device_info(device_, &info).ok()) total_bytes_ = info.total_bytes;
+  apply_settings(settings);
+}
+
+CachingAllocator::~CachingAllocator() {
+  for (auto& [stream, events] : pending_events_) {
+    for (const PendingEvent& pending : events) driver_->event_destroy(device_, pending.event);
+  }
+  for (EventHandle event : spare_events_) driver_->event_destroy(device_, event);
+  for (auto& segment : segments_) {
+    if (segment->expandable) segment->expandable.reset();
+    else (void)driver_->memory_free(device_, reinterpret_cast<void*>(segment->address));
+  }
+}
+
+// --- Records --------------------------------------------------------------------------------
+
+Block* CachingAllocator::new_block() {
+  if (spare_blocks_ == nullptr) {
+    constexpr std::size_t kSlab = 128;
+    block_slabs_.push_back(std::make_unique<Block[]>(kSlab));
+    Block* slab = block_slabs_.back().get();
+    for (std::size_t i = kSlab; i-- > 0;) {
+      slab[i].next = spare_blocks_;
+      spare_blocks_ = &slab[i];
+    }
+  }
+  Block* block = spare_blocks_;
+  spare_blocks_ = block->next;
+  block->next = nullptr;
+  return block;
+}
+
+void CachingAllocator::delete_block(Block* block) noexcept {
+  block->requested_bytes = 0;
+  block->previous = nullptr;
+  block->event_count = 0;
+  block->allocated = false;
+  block->mapped = true;
+  block->stream_uses.clear();
+  if (block->context) block->context.reset();
+  block->next = spare_blocks_;
+  spare_blocks_ = block;
+}
+
+Segment* CachingAllocator::new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool) {
+  auto segment = std::make_unique<Segment>();
+  segment->address = address;
+  segment->bytes = bytes;
+  segment->stream = stream;
+  segment->pool = pool;
+  Block* block = new_block();
+  block->address = address;
+  block->bytes = bytes;
+  block->stream = stream;
+  block->pool = pool;
+  block->segment = segment.get();
+  segment->first = block;
+  segments_.push_back(std::move(segment));
+  return segments_.back().get();
+}
+
+void CachingAllocator::delete_segment(Segment* segment) noexcept {
+  auto found = std::find_if(segments_.begin(), segments_.end(), [&](const auto& s) { return s.get() == segment; });
+  std::swap(*found, segments_.back());
+  segments_.pop_back();
+}
+
+void CachingAllocator::insert_free(Block* block) {
+  block->age_base = block->pool->search_count;
+  block->pool->free.insert(block);
+}
+
+void CachingAllocator::add(StatArray& array, int pool, std::int64_t amount) noexcept {
+  array[kAll].increase(amount);
+  array[pool].increase(amount);
+}
+
+void CachingAllocator::subtract(StatArray& array, int pool, std::int64_t amount) noexcept {
+  array[kAll].decrease(amount);
+  array[pool].decrease(amount);
+}
+
+void CachingAllocator::change_reserved(BlockPool& pool, std::int64_t bytes) {
+  reserved_bytes_ += static_cast<std::size_t>(bytes);
+  Stat* of_pool = nullptr;
+  if (pool.owner != nullptr) {
+    auto found = std::find_if(private_reserved_.begin(), private_reserved_.end(),
+                              [&](const auto& entry) { return entry.first == pool.owner->id; });
+    if (found == private_reserved_.end()) found = private_reserved_.insert(found, {pool.owner->id, Stat()});
+    of_pool = &found->second;
+  }
+  if (bytes > 0) {
+    add(stats_.reserved_bytes, stat_pool(pool), bytes);
+    if (of_pool) of_pool->increase(bytes);
+  } else {
+    subtract(stats_.reserved_bytes, stat_pool(pool), -bytes);
+    if (of_pool) of_pool->decrease(-bytes);
+  }
+}
+
+void CachingAllocator::record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream,
+                              const BlockPool* pool, const Context& context) {
+  if (!history_.enabled()) return;
+  const PoolId id = pool != nullptr && pool->owner != nullptr ? pool->owner->id : PoolId{0, 0};
+  history_.add({action, address, bytes, stream, wall_now_us(), id, context});
+}
+
+// --- Settings and lookups -------------------------------------------------------------------
+
+void CachingAllocator::apply_settings(const Settings& settings) {
+  Lock lock(mutex_);
+  const bool fraction_given = settings.per_process_memory_fraction != settings_.per_process_memory_fraction;
+  settings_ = settings;
+  if (fraction_given) fraction_ = settings.per_process_memory_fraction;
+  allowed_bytes_ = fraction_ < 1.0 ? static_cast<std::size_t>(fraction_ * static_cast<double>(total_bytes_)) : kUnlimitedBytes;
+  collection_armed_ = allowed_bytes_ != kUnlimitedBytes && settings_.garbage_collection_threshold > 0;
+  stats_.max_split_size = settings_.max_split_size_mb == kUnlimitedBytes ? -1 : static_cast<std::int64_t>(settings_.max_split_size_mb);
+}
+
+Status CachingAllocator::set_memory_fraction(double fraction) {
+  if (!(fraction >= 0.0 && fraction <= 1.0)) {
+    return {StatusCode::kInvalidArgument, "invalid fraction:" + std::to_string(fraction) + ". Please set within [0, 1]."};
+  }
+  Lock lock(mutex_);
+  fraction_ = fraction;
+  allowed_bytes_ = fraction < 1.0 ? static_cast<std::size_t>(fraction * static_cast<double>(total_bytes_)) : kUnlimitedBytes;
+  collection_armed_ = allowed_bytes_ != kUnlimitedBytes && settings_.garbage_collection_threshold > 0;
+  return {};
+}
+
+double CachingAllocator::memory_fraction() const {
+  Lock lock(mutex_);
+  return fraction_;
+}
+
+std::pair<void*, std::size_t> CachingAllocator::base_allocation(const void* ptr) const {
+  Lock lock(mutex_);
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  for (const auto& segment : segments_) {
+    if (address < segment->address || address >= segment->address + segment->bytes) continue;
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      if (address >= block->address && address < block->address + block->bytes && block->allocated) {
+        return {reinterpret_cast<void*>(block->address), block->bytes};
+      }
+    }
+  }
+  return {nullptr, 0};
+}
+
+bool CachingAllocator::owns(const void* ptr) const {
+  Lock lock(mutex_);
+  return blocks_.find(reinterpret_cast<std::uintptr_t>(ptr)) != nullptr;
+}
+
+// --- Statistics and history -----------------------------------------------------------------
+
+DeviceStats CachingAllocator::stats() const {
+  Lock lock(mutex_);
+  return stats_;
+}
+
+std::vector<std::pair<PoolId, Stat>> CachingAllocator::private_pool_reserved_bytes() const {
+  Lock lock(mutex_);
+  return private_reserved_;
+}
+
+void CachingAllocator::reset_peak_stats() {
+  Lock lock(mutex_);
+  stats_.reset_peak();
+  for (auto& [id, stat] : private_reserved_) stat.reset_peak();
+}
+
+void CachingAllocator::reset_accumulated_stats() {
+  Lock lock(mutex_);
+  stats_.reset_accumulated();
+  for (auto& [id, stat] : private_reserved_) stat.reset_accumulated();
+}
+
+void CachingAllocator::start_history(std::size_t max_entries, CaptureContext capture, bool stacks_on_free) {
+  Lock lock(mutex_);
+  history_.start(max_entries);
+  capture_ = capture;
+  stacks_on_free_ = stacks_on_free;
+}
+
+void CachingAllocator::stop_history() {
+  Lock lock(mutex_);
+  history_.stop();
+}
+
+std::vector<TraceEntry> CachingAllocator::history() const {
+  Lock lock(mutex_);
+  return history_.entries();
+}
+
+void CachingAllocator::on_memory_pressure(std::function<bool()> callback) {
+  Lock lock(mutex_);
+  pressure_callbacks_.push_back(std::move(callback));
+}
+
+void CachingAllocator::on_oom(std::function<void(const OomReport&)> observer) {
+  Lock lock(mutex_);
+  oom_observers_.push_back(std::move(observer));
+}
+
+}  // namespace mybackend::caching

@@ -1,0 +1,94 @@
+// Frees that wait for other streams: one event per stream that used the block; the block is
+// really free when the last of them is complete.
+#include <algorithm>
+
+#include "core/caching/caching_allocator.h"
+
+namespace mybackend::caching {
+
+void CachingAllocator::record_stream(void* ptr, StreamHandle stream) {
+  Lock lock(mutex_);
+  Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (block == nullptr || !block->allocated || stream == block->stream) return;
+  if (std::find(block->stream_uses.begin(), block->stream_uses.end(), stream) == block->stream_uses.end()) {
+    block->stream_uses.push_back(stream);
+  }
+}
+
+EventHandle CachingAllocator::take_event() {
+  if (!spare_events_.empty()) {
+    const EventHandle event = spare_events_.back();
+    spare_events_.pop_back();
+    return event;
+  }
+  EventHandle event = 0;
+  return driver_->event_create(device_, &event).ok() ? event : 0;
+}
+
+void CachingAllocator::record_events(Block* block) {
+  std::vector<StreamHandle> streams;
+  streams.swap(block->stream_uses);
+  for (StreamHandle stream : streams) {
+    const EventHandle event = take_event();
+    if (event == 0 || !driver_->event_record(device_, event, stream).ok()) {
+      // Without an event there is only waiting. The block must not be reused before.
+      if (event != 0) spare_events_.push_back(event);
+      (void)driver_->stream_synchronize(device_, stream);
+      continue;
+    }
+    ++block->event_count;
+    auto found = std::find_if(pending_events_.begin(), pending_events_.end(), [&](const auto& e) { return e.first == stream; });
+    if (found == pending_events_.end()) found = pending_events_.insert(found, {stream, {}});
+    found->second.push_back({event, block});
+  }
+}
+
+void CachingAllocator::record_deferred_events() {
+  std::vector<Block*> waiters;
+  waiters.swap(event_waiters_);
+  for (Block* block : waiters) {
+    record_events(block);
+    if (block->event_count == 0) put_back(block, {});
+  }
+}
+
+void CachingAllocator::finish_event(Block* block, const Context& context) {
+  if (--block->event_count == 0) put_back(block, context);
+}
+
+// Per stream first in, first out, up to the first that is not complete.
+void CachingAllocator::process_events(const Context& context) {
+  record_deferred_events();
+  for (auto& [stream, events] : pending_events_) {
+    while (!events.empty()) {
+      const PendingEvent pending = events.front();
+      const Status status = driver_->event_query(device_, pending.event);
+      if (!status.ok()) break;  // not ready, or the query failed: ask again next time
+      events.pop_front();
+      spare_events_.push_back(pending.event);
+      finish_event(pending.block, context);
+    }
+  }
+  std::erase_if(pending_events_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+void CachingAllocator::synchronize_events(const Context& context, const PrivatePool* only) {
+  ++stats_.num_sync_all_streams;
+  record_deferred_events();
+  for (auto& [stream, events] : pending_events_) {
+    std::deque<PendingEvent> kept;
+    for (const PendingEvent& pending : events) {
+      if (only != nullptr && pending.block->pool->owner != only) {
+        kept.push_back(pending);
+        continue;
+      }
+      (void)driver_->event_synchronize(device_, pending.event);
+      spare_events_.push_back(pending.event);
+      finish_event(pending.block, context);
+    }
+    events.swap(kept);
+  }
+  std::erase_if(pending_events_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+}  // namespace mybackend::caching

@@ -1,0 +1,71 @@
+// Private pools: memory set apart for a graph capture or a MemPool.
+#include <algorithm>
+
+#include "core/caching/caching_allocator.h"
+
+namespace mybackend::caching {
+namespace {
+
+Status unknown_pool(PoolId id) {
+  return {StatusCode::kInvalidArgument, "memory pool (" + std::to_string(id.first) + ", " + std::to_string(id.second) + ") does not exist"};
+}
+
+}  // namespace
+
+PrivatePool* CachingAllocator::find_pool(PoolId id) const {
+  for (const auto& pool : private_pools_) {
+    if (pool->id == id) return pool.get();
+  }
+  return nullptr;
+}
+
+void CachingAllocator::create_or_use_pool(PoolId id, bool no_split, bool use_on_oom) {
+  Lock lock(mutex_);
+  PrivatePool* pool = find_pool(id);
+  if (pool == nullptr) {
+    private_pools_.push_back(std::make_unique<PrivatePool>(id));
+    pool = private_pools_.back().get();
+  } else {
+    std::erase(freeable_pools_, id);
+    ++pool->use_count;
+  }
+  pool->no_split = pool->no_split || no_split;
+  if (use_on_oom && std::find(fallback_pools_.begin(), fallback_pools_.end(), id) == fallback_pools_.end()) {
+    fallback_pools_.push_back(id);
+  }
+}
+
+Status CachingAllocator::begin_allocate_to_pool(PoolId id, StreamFilter filter) {
+  if (id == PoolId{0, 0}) return {StatusCode::kInvalidArgument, "(0, 0) is the default pool"};
+  create_or_use_pool(id, false, false);
+  Lock lock(mutex_);
+  active_pools_.push_back({find_pool(id), std::move(filter)});
+  return {};
+}
+
+Status CachingAllocator::end_allocate_to_pool(PoolId id) {
+  Lock lock(mutex_);
+  for (std::size_t i = active_pools_.size(); i-- > 0;) {
+    if (active_pools_[i].pool->id == id) {
+      active_pools_.erase(active_pools_.begin() + static_cast<std::ptrdiff_t>(i));
+      return {};
+    }
+  }
+  return {StatusCode::kInvalidArgument, "end_allocate_to_pool without a begin for this pool"};
+}
+
+Status CachingAllocator::release_pool(PoolId id) {
+  Lock lock(mutex_);
+  PrivatePool* pool = find_pool(id);
+  if (pool == nullptr || pool->use_count == 0) return unknown_pool(id);
+  if (--pool->use_count == 0) freeable_pools_.push_back(id);
+  return {};
+}
+
+std::int64_t CachingAllocator::pool_use_count(PoolId id) const {
+  Lock lock(mutex_);
+  const PrivatePool* pool = find_pool(id);
+  return pool != nullptr ? pool->use_count : 0;
+}
+
+}  // namespace mybackend::caching

@@ -1,0 +1,202 @@
+// Frees, and giving cached memory back to the driver.
+#include <algorithm>
+
+#include "core/caching/expandable_range.h"
+#include "core/caching/request.h"
+
+namespace mybackend::caching {
+
+FreeResult CachingAllocator::free(void* ptr, std::size_t* requested_bytes) noexcept {
+  Context context = stacks_on_free_ ? capture_context() : Context();
+  Lock lock(mutex_);
+  Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (block == nullptr || !block->allocated) return FreeResult::kUnknownPointer;
+  if (requested_bytes != nullptr) *requested_bytes = block->requested_bytes;
+  block->allocated = false;
+  const int which = stat_pool(*block->pool);
+  subtract(stats_.allocation, which, 1);
+  subtract(stats_.allocated_bytes, which, static_cast<std::int64_t>(block->bytes));
+  record(Action::kFreeRequested, block->address, block->requested_bytes, block->stream, block->pool, context);
+  if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
+  if (block->stream_uses.empty()) {
+    put_back(block, context);
+  } else if (!active_pools_.empty()) {
+    event_waiters_.push_back(block);  // a capture must not record events of its own accord
+  } else {
+    record_events(block);
+    if (block->event_count == 0) put_back(block, context);
+  }
+  return FreeResult::kFreed;
+}
+
+// The end of a free: the block joins its free neighbours and the free set.
+void CachingAllocator::put_back(Block* block, const Context& context) {
+  record(Action::kFreeCompleted, block->address, block->requested_bytes, block->stream, block->pool, context);
+  const int which = stat_pool(*block->pool);
+  const auto freed_bytes = static_cast<std::int64_t>(block->bytes);
+  const auto requested = static_cast<std::int64_t>(block->requested_bytes);
+  blocks_.erase(block->address);
+  if (block->context) block->context.reset();
+  // requested_bytes stays: snapshots show what a free block was last used for.
+
+  std::int64_t split_blocks = 0, split_bytes = 0;  // net change
+  for (Block* neighbour : {block->previous, block->next}) {
+    const auto absorbed = static_cast<std::int64_t>(merge(block, neighbour));
+    if (absorbed > 0) {
+      split_blocks -= 1;
+      split_bytes -= absorbed;
+    }
+  }
+  insert_free(block);
+  if (block->is_split()) {
+    split_blocks += 1;
+    split_bytes += static_cast<std::int64_t>(block->bytes);
+  }
+  if (!block->is_expandable()) {
+    if (split_blocks > 0) add(stats_.inactive_split, which, split_blocks);
+    if (split_blocks < 0) subtract(stats_.inactive_split, which, -split_blocks);
+    if (split_bytes > 0) add(stats_.inactive_split_bytes, which, split_bytes);
+    if (split_bytes < 0) subtract(stats_.inactive_split_bytes, which, -split_bytes);
+  }
+  subtract(stats_.active, which, 1);
+  subtract(stats_.active_bytes, which, freed_bytes);
+  subtract(stats_.requested_bytes, which, requested);
+}
+
+// `from`, a neighbour of `into`, is absorbed when it is free and in the same mapped state.
+// Returns its bytes, or 0. `into` is in no set.
+std::size_t CachingAllocator::merge(Block* into, Block* from) {
+  if (from == nullptr || !from->is_available() || from->mapped != into->mapped) return 0;
+  if (from->mapped) into->pool->free.erase(from); else into->pool->unmapped.erase(from);
+  if (into->previous == from) {
+    into->address = from->address;
+    into->previous = from->previous;
+    if (into->previous != nullptr) into->previous->next = into; else into->segment->first = into;
+  } else {
+    into->next = from->next;
+    if (into->next != nullptr) into->next->previous = into;
+  }
+  into->bytes += from->bytes;
+  const std::size_t absorbed = from->bytes;
+  delete_block(from);
+  return absorbed;
+}
+
+// --- Back to the driver -----------------------------------------------------------------------
+
+// `block` is a whole segment, free.
+void CachingAllocator::release_block(Block* block, const Context& context) {
+  BlockPool& pool = *block->pool;
+  Segment* segment = block->segment;
+  if (!driver_->memory_free(device_, reinterpret_cast<void*>(block->address)).ok()) return;  // stays cached
+  record(Action::kSegmentFree, block->address, block->bytes, block->stream, &pool, context);
+  if (pool.owner != nullptr) --pool.owner->segment_count;
+  change_reserved(pool, -static_cast<std::int64_t>(block->bytes));
+  subtract(stats_.segment, stat_pool(pool), 1);
+  ++stats_.num_device_free;
+  if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_segments.decrease(1);
+  pool.free.erase(block);
+  delete_block(block);
+  delete_segment(segment);
+}
+
+void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& context) {
+  std::vector<Block*> expandable;
+  for (Block* block : pool.free.blocks()) {
+    if (block->is_expandable()) expandable.push_back(block);
+    else if (!block->is_split()) release_block(block, context);
+  }
+  for (Block* block : expandable) {
+    unmap_block(block, context);
+    if (!block->is_split() && !block->mapped) drop_expandable_segment(block);
+  }
+}
+
+void CachingAllocator::empty_cache(PoolId pool) {
+  Context context = stacks_on_free_ ? capture_context() : Context();
+  Lock lock(mutex_);
+  (void)release_cached_blocks(pool, context);
+}
+
+bool CachingAllocator::release_cached_blocks(PoolId only, const Context& context) {
+  const bool everything = only == PoolId{0, 0};
+  if (everything) {
+    synchronize_events(context, nullptr);
+    release_pool_blocks(large_, context);
+    release_pool_blocks(small_, context);
+  }
+  const std::vector<PoolId> freeable = freeable_pools_;
+  for (PoolId id : freeable) {
+    if (!everything && id != only) continue;
+    PrivatePool* pool = find_pool(id);
+    if (!everything) synchronize_events(context, pool);
+    release_pool_blocks(pool->small, context);
+    release_pool_blocks(pool->large, context);
+    if (pool->segment_count == 0) {
+      std::erase(freeable_pools_, id);
+      std::erase(fallback_pools_, id);
+      for (auto& [known, stat] : private_reserved_) {
+        if (known == id) stat.current = 0;
+      }
+      std::erase_if(private_pools_, [&](const auto& p) { return p.get() == pool; });
+    }
+  }
+  return true;
+}
+
+// Only with a split limit: one free block that is large enough, or the largest oversize blocks
+// of the stream until they are enough together. False when they are not.
+bool CachingAllocator::release_available_blocks(const Request& r) {
+  const std::size_t max_split = settings_.max_split_size_mb;
+  if (max_split == kUnlimitedBytes) return false;
+  BlockPool& pool = *r.pool;
+  const std::size_t wanted = std::max(r.bytes, max_split);
+  Block* enough = pool.free.lower_bound(r.stream, wanted);
+  while (enough != nullptr && enough->is_expandable()) enough = pool.free.after(enough);
+  if (enough != nullptr && !enough->is_split()) {
+    release_block(enough, r.context);
+    return true;
+  }
+  std::size_t released = 0;
+  Block* block = pool.free.below(r.stream, wanted);
+  while (block != nullptr && released < wanted && block->bytes >= max_split) {
+    Block* smaller = pool.free.before(block);
+    if (!block->is_expandable() && !block->is_split()) {
+      released += block->bytes;
+      release_block(block, r.context);
+    }
+    block = smaller;
+  }
+  return released >= wanted;
+}
+
+// Releases unsplit blocks of the default large pool, those of at least average age first, until
+// what is reserved is back at the threshold.
+void CachingAllocator::collect_garbage(const Context& context) {
+  const auto threshold = static_cast<std::size_t>(settings_.garbage_collection_threshold * static_cast<double>(allowed_bytes_));
+  if (reserved_bytes_ <= threshold) return;
+  const std::size_t target = reserved_bytes_ - threshold;
+  std::size_t reclaimed = 0;
+  std::int64_t total_age = 0, count = 0;
+  for (const Block* block : large_.free.blocks()) {
+    if (block->is_split()) continue;
+    total_age += block->age();
+    ++count;
+  }
+  bool progress = true;
+  while (reclaimed < target && progress && count > 0) {
+    progress = false;
+    const double average = static_cast<double>(total_age) / static_cast<double>(count);
+    for (Block* block : large_.free.blocks()) {
+      if (reclaimed >= target) break;
+      if (block->is_split() || block->is_expandable() || static_cast<double>(block->age()) < average) continue;
+      progress = true;
+      reclaimed += block->bytes;
+      total_age -= block->age();
+      --count;
+      release_block(block, context);
+    }
+  }
+}
+
+}  // namespace mybackend::caching

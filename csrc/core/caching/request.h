@@ -1,0 +1,20 @@
+// One allocation on its way through the allocator.
+#pragma once
+
+#include "core/caching/caching_allocator.h"
+
+namespace mybackend::caching {
+
+struct CachingAllocator::Request {
+  std::size_t requested_bytes;
+  std::size_t bytes;          // rounded
+  std::size_t segment_bytes;  // what a new segment for it would take
+  StreamHandle stream;
+  BlockPool* pool;
+  Block* block = nullptr;
+  Context context;
+  Status driver_status;  // the last refusal
+  bool refused_by_limit = false;
+};
+
+}  // namespace mybackend::caching

@@ -1,0 +1,100 @@
+#include "replay/replay.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace mybackend::replay {
+namespace {
+
+using caching::CachingAllocator;
+using caching::OomReport;
+
+struct Runner {
+  ModelDriver driver;
+  Settings settings;
+  std::unique_ptr<CachingAllocator> allocator;
+  std::vector<void*> live;
+  std::vector<std::int64_t>* oom_ids = nullptr;
+  OomReport last_oom;
+
+  explicit Runner(std::size_t capacity_bytes) : driver(capacity_bytes) {}
+
+  Status prepare(const Trace& trace, const ReplayOptions& options) {
+    if (Status status = parse_settings(options.conf, &settings); !status.ok()) return status;
+    allocator = std::make_unique<CachingAllocator>(&driver, 0, settings);
+    live.assign(trace.ids.size(), nullptr);
+    return {};
+  }
+
+  Status step(const Trace& trace, const TraceEvent& event) {
+    switch (event.kind) {
+      case 'a':
+        live[event.id] = allocator->allocate(event.bytes, event.stream, &last_oom);
+        if (live[event.id] == nullptr && event.bytes != 0 && oom_ids != nullptr) oom_ids->push_back(trace.ids[event.id]);
+        return {};
+      case 'f':
+        if (live[event.id] != nullptr) allocator->free(std::exchange(live[event.id], nullptr));
+        return {};
+      case 'r':
+        if (live[event.id] != nullptr) allocator->record_stream(live[event.id], event.stream);
+        return {};
+      case 'q': driver.advance(event.stream); return {};
+      case 'e': allocator->empty_cache(); return {};
+      case 'p': allocator->reset_peak_stats(); return {};
+      case 'm': return allocator->set_memory_fraction(event.fraction);
+      case 'b': return allocator->begin_allocate_to_pool({0, event.id}, [](StreamHandle) { return true; });
+      case 'n': return allocator->end_allocate_to_pool({0, event.id});
+      case 'd': return allocator->release_pool({0, event.id});
+      default: return {};
+    }
+  }
+};
+
+}  // namespace
+
+Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out) {
+  Runner runner(options.capacity_bytes);
+  if (Status status = runner.prepare(trace, options); !status.ok()) return status;
+  runner.oom_ids = &out->oom_ids;
+  runner.allocator->start_history(static_cast<std::size_t>(-1), nullptr, false);
+  std::size_t number = 0;
+  for (const TraceEvent& event : trace.events) {
+    ++number;
+    if (Status status = runner.step(trace, event); !status.ok()) {
+      return {status.code(), "trace, event " + std::to_string(number) + " (" + event.kind + "): " + status.message()};
+    }
+    if (!options.check_invariants) continue;
+    if (const std::string wrong = runner.allocator->check_invariants(); !wrong.empty()) {
+      return {StatusCode::kFailed, "trace, event " + std::to_string(number) + " (" + event.kind + "): broken invariant: " + wrong};
+    }
+  }
+  out->stats = runner.allocator->stats();
+  out->driver = runner.driver.counts();
+  out->segments = runner.allocator->snapshot(false);
+  out->actions = runner.allocator->history();
+  if (!out->oom_ids.empty()) out->oom_text = oom_text(runner.last_oom, runner.settings);
+  return {};
+}
+
+Status benchmark(const Trace& trace, const ReplayOptions& options, int repeat, double* ns_per_event) {
+  if (trace.events.empty()) return {StatusCode::kInvalidArgument, "the trace has no events"};
+  if (repeat < 1) return {StatusCode::kInvalidArgument, "repeat must be at least 1"};
+  Runner runner(options.capacity_bytes);
+  if (Status status = runner.prepare(trace, options); !status.ok()) return status;
+  double best = 1e300;
+  for (int pass = 0; pass < repeat; ++pass) {
+    const auto start = std::chrono::steady_clock::now();
+    for (const TraceEvent& event : trace.events) {
+      if (Status status = runner.step(trace, event); !status.ok()) return status;
+    }
+    const auto end = std::chrono::steady_clock::now();
+    best = std::min(best, std::chrono::duration<double, std::nano>(end - start).count() / static_cast<double>(trace.events.size()));
+    for (void*& ptr : runner.live) {
+      if (ptr != nullptr) runner.allocator->free(std::exchange(ptr, nullptr));
+    }
+  }
+  *ns_per_event = best;
+  return {};
+}
+
+}  // namespace mybackend::replay

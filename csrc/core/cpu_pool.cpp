@@ -241,6 +241,10 @@ std::size_t set_max_cached_bytes(std::size_t bytes) noexcept { return g_max_cach
 
 std::size_t max_cached_bytes() noexcept { return g_max_cached_bytes.load(); }
 
+void lock_for_fork() { registry().mutex.lock(); }
+
+void unlock_after_fork() { registry().mutex.unlock(); }
+
 void set_system_allocate_for_testing(SystemAllocateFn allocate) noexcept { g_system_allocate.store(allocate); }
 
 }  // namespace mybackend::cpu_pool

@@ -60,6 +60,10 @@ std::size_t trim() noexcept;
 std::size_t set_max_cached_bytes(std::size_t bytes) noexcept;
 std::size_t max_cached_bytes() noexcept;
 
+// Around fork(): the registry of pools must not be locked by another thread then.
+void lock_for_fork();
+void unlock_after_fork();
+
 // The system's allocator, for tests: nullptr restores posix_memalign and free.
 using SystemAllocateFn = void* (*)(std::size_t bytes);
 void set_system_allocate_for_testing(SystemAllocateFn allocate) noexcept;

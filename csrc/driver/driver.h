@@ -86,6 +86,8 @@ class Driver {
   virtual Status stream_query(int device, StreamHandle stream) noexcept = 0;
   virtual Status stream_synchronize(int device, StreamHandle stream) noexcept = 0;
   virtual Status device_synchronize(int device) noexcept = 0;
+  // False only when no stream of the device has work queued. Cheap: asked before each operator.
+  virtual bool maybe_busy(int device) const noexcept = 0;
   // Runs `task` after all earlier work of the stream. What it throws is kept as the stream's
   // error. `name` must outlive the call only.
   virtual Status stream_enqueue(int device, StreamHandle stream, const char* name,

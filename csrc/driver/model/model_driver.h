@@ -38,6 +38,7 @@ class ModelDriver final : public Driver {
   Status stream_query(int device, StreamHandle stream) noexcept override;
   Status stream_synchronize(int device, StreamHandle stream) noexcept override;
   Status device_synchronize(int device) noexcept override;
+  bool maybe_busy(int) const noexcept override { return true; }
   Status stream_enqueue(int, StreamHandle, const char*, std::function<void()>) noexcept override;
   Status copy_async(int, StreamHandle, void*, const void*, std::size_t) noexcept override;
   Status event_create(int device, EventHandle* out) noexcept override;

@@ -48,6 +48,7 @@ struct SimDriver::Device {
   std::unordered_map<PhysicalHandle, std::size_t> physicals;
   std::map<std::uintptr_t, PhysicalHandle> mapped;
   PhysicalHandle next_physical = 1;
+  std::atomic<std::int64_t> queued{0};  // tasks in all streams
   std::map<StreamHandle, std::unique_ptr<SimStream>> streams;
 
   // First fit in address order. 0 when no hole is large enough.
@@ -110,7 +111,7 @@ Status SimDriver::create(const SimOptions& options, std::unique_ptr<SimDriver>* 
     device->range_begin = round_up(begin, kPageBytes);
     device->range_end = (begin + device->mapping_bytes) / kPageBytes * kPageBytes;
     device->free_ranges.emplace(device->range_begin, device->range_end - device->range_begin);
-    device->streams.emplace(kDefaultStream, std::make_unique<SimStream>(0));
+    device->streams.emplace(kDefaultStream, std::make_unique<SimStream>(0, &device->queued));
     driver->devices_.push_back(std::move(device));
   }
   *out = std::move(driver);
@@ -308,7 +309,7 @@ Status SimDriver::stream_create(int device, int priority, StreamHandle* out) noe
   }
   Device& d = *devices_[device];
   std::lock_guard lock(d.mutex);
-  d.streams.emplace(handle, std::make_unique<SimStream>(std::clamp(priority, -1, 0)));
+  d.streams.emplace(handle, std::make_unique<SimStream>(std::clamp(priority, -1, 0), &d.queued));
   *out = handle;
   return {};
 }
@@ -354,6 +355,10 @@ Status SimDriver::device_synchronize(int device) noexcept {
     if (first.ok() && !status.ok()) first = std::move(status);
   }
   return first;
+}
+
+bool SimDriver::maybe_busy(int device) const noexcept {
+  return devices_[static_cast<std::size_t>(device)]->queued.load(std::memory_order_acquire) != 0;
 }
 
 Status SimDriver::stream_enqueue(int device, StreamHandle stream, const char* name,

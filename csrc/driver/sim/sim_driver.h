@@ -58,6 +58,7 @@ class SimDriver final : public Driver {
   Status stream_query(int device, StreamHandle stream) noexcept override;
   Status stream_synchronize(int device, StreamHandle stream) noexcept override;
   Status device_synchronize(int device) noexcept override;
+  bool maybe_busy(int device) const noexcept override;
   Status stream_enqueue(int device, StreamHandle stream, const char* name,
                         std::function<void()> task) noexcept override;
   Status copy_async(int device, StreamHandle stream, void* dst, const void* src,

@@ -87,6 +87,7 @@ Status SimStream::enqueue(const char* name, std::function<void()> task) {
     return {StatusCode::kOutOfMemory, "stream_enqueue: no host memory for the queue"};
   }
   pending_.fetch_add(1, std::memory_order_release);
+  queued_->fetch_add(1, std::memory_order_release);
   changed_.notify_all();
   return {};
 }
@@ -113,6 +114,7 @@ void SimStream::work() {
     queue_.pop_front();
     if (!error.empty() && error_.empty()) error_ = std::move(error);
     pending_.fetch_sub(1, std::memory_order_release);
+    queued_->fetch_sub(1, std::memory_order_release);
     changed_.notify_all();
     lock.unlock();
     finished = Task{};

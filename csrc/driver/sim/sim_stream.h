@@ -47,7 +47,8 @@ class SimEvent {
 
 class SimStream {
  public:
-  explicit SimStream(int priority) : priority_(priority) {}
+  // `queued` counts the tasks of all streams of a device.
+  SimStream(int priority, std::atomic<std::int64_t>* queued) : priority_(priority), queued_(queued) {}
   ~SimStream();
 
   // Runs `task` after all earlier ones. A stream drains before it is destroyed.
@@ -71,6 +72,7 @@ class SimStream {
   void start_worker_locked();
 
   const int priority_;
+  std::atomic<std::int64_t>* const queued_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> queue_;

@@ -1,0 +1,47 @@
+// The process's one set of allocators: the configuration, and, from first use on, the driver
+// that it names with its devices. Everything above `core` reaches memory through here.
+#pragma once
+
+#include <string>
+
+#include "core/config.h"
+#include "core/device_memory.h"
+
+namespace mybackend {
+
+class Runtime {
+ public:
+  // Never destroyed: tensors may be freed by other libraries' exit handlers.
+  static Runtime& get();
+
+  Config& config() noexcept { return config_; }
+
+  // Reads the configuration variable in force, once. A bad value is remembered and returned by
+  // every later call, and by memory(), until configure() was given a good one.
+  Status read_environment();
+
+  // Config::set, which also takes back the error of a bad variable.
+  Status configure(std::string_view text, const std::string& origin);
+
+  // The devices, made on first use. Null and *error when there are none: a bad configuration
+  // variable, a driver that cannot start.
+  DeviceMemory* memory(Status* error);
+  // The same, or null when nothing was used yet. Does not start anything.
+  DeviceMemory* memory_if_started() const noexcept { return memory_.load(std::memory_order_acquire); }
+
+  // Devices that memory() would give or gives; does not start anything, never fails.
+  int device_count() const noexcept;
+
+ private:
+  Runtime() = default;
+  Status start_locked();
+
+  Config config_;
+  mutable std::mutex mutex_;
+  bool environment_read_ = false;
+  Status environment_status_;
+  Status start_status_;
+  std::atomic<DeviceMemory*> memory_{nullptr};
+};
+
+}  // namespace mybackend

@@ -1,0 +1,174 @@
+#include "core/device_memory.h"
+
+#include "core/cpu_pool.h"
+
+namespace mybackend {
+namespace {
+
+thread_local constinit int t_kind = -1;  // -1: the configuration's
+
+}  // namespace
+
+std::optional<MemoryKind> memory_kind_from_name(std::string_view name) {
+  if (name == "caching") return MemoryKind::kCaching;
+  if (name == "pool") return MemoryKind::kPool;
+  if (name == "mmap") return MemoryKind::kMmap;
+  return std::nullopt;
+}
+
+const char* memory_kind_name(MemoryKind kind) noexcept {
+  switch (kind) {
+    case MemoryKind::kCaching: return "caching";
+    case MemoryKind::kPool: return "pool";
+    case MemoryKind::kMmap: return "mmap";
+  }
+  return "unknown";
+}
+
+ScopedMemoryKind::ScopedMemoryKind(MemoryKind kind) noexcept : previous_(t_kind) { t_kind = static_cast<int>(kind); }
+ScopedMemoryKind::~ScopedMemoryKind() { t_kind = previous_; }
+
+DeviceMemory::DeviceMemory(std::unique_ptr<Driver> driver, Config* config) : driver_(std::move(driver)), config_(config) {
+  const Settings settings = config_->settings();
+  for (int device = 0; device < driver_->device_count(); ++device) {
+    devices_.push_back(std::make_unique<PerDevice>(driver_.get(), device, settings));
+  }
+  const auto apply = [this](const Settings& changed) {
+    for (auto& device : devices_) device->caching.apply_settings(changed);
+    set_default_kind(memory_kind_from_name(changed.backend).value_or(MemoryKind::kCaching));
+    cpu_pool::set_max_cached_bytes(changed.cpu_pool_max_cached_mb);
+  };
+  apply(settings);
+  config_->on_change(apply);
+}
+
+DeviceMemory::~DeviceMemory() = default;
+
+MemoryKind DeviceMemory::kind_in_force() const noexcept {
+  return t_kind >= 0 ? static_cast<MemoryKind>(t_kind) : default_kind_.load(std::memory_order_relaxed);
+}
+
+void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream, AllocationFailure* failure) {
+  if (bytes == 0) return nullptr;
+  const MemoryKind kind = kind_in_force();
+  PerDevice& d = *devices_[static_cast<std::size_t>(device)];
+  if (kind != MemoryKind::kCaching || !caching_enabled_.load(std::memory_order_relaxed)) {
+    return allocate_other(device, bytes, kind, failure);
+  }
+  caching::OomReport report;
+  void* ptr = nullptr;
+  try {
+    ptr = d.caching.allocate(bytes, stream, &report);
+  } catch (const std::bad_alloc&) {
+    fail(device, bytes, "mybackend: the host has no memory for the allocator's records", failure);
+    return nullptr;
+  }
+  if (ptr == nullptr) {
+    failure->code = report.driver_failed ? StatusCode::kFailed : StatusCode::kOutOfMemory;
+    const TrackerStats live = d.tracker.stats();
+    failure->message = oom_text(report, config_->settings()) + " Requested " + std::to_string(bytes) + " bytes; live " +
+                       std::to_string(live.current_bytes) + " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
+    return nullptr;
+  }
+  d.tracker.track_alloc(bytes);
+  return ptr;
+}
+
+void DeviceMemory::fail(int device, std::size_t bytes, std::string message, AllocationFailure* failure) const {
+  const TrackerStats live = devices_[static_cast<std::size_t>(device)]->tracker.stats();
+  failure->code = StatusCode::kOutOfMemory;
+  failure->message = std::move(message) + ". Requested " + std::to_string(bytes) + " bytes; live " +
+                     std::to_string(live.current_bytes) + " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
+}
+
+void* DeviceMemory::allocate_other(int device, std::size_t bytes, MemoryKind kind, AllocationFailure* failure) {
+  if (kind == MemoryKind::kMmap) {
+    failure->code = StatusCode::kNotSupported;
+    failure->message = "mybackend: the memory kind 'mmap' is not available yet; use 'caching' or 'pool'";
+    return nullptr;
+  }
+  void* ptr = nullptr;
+  const bool from_driver = kind == MemoryKind::kCaching;
+  if (from_driver) {
+    if (Status status = driver_->memory_allocate(device, bytes, &ptr); !status.ok()) {
+      fail(device, bytes, "mybackend out of memory (no caching): " + status.message(), failure);
+      return nullptr;
+    }
+  } else {
+    if (bytes < (std::size_t{1} << 60)) ptr = cpu_pool::allocate(bytes);
+    if (ptr == nullptr) {
+      fail(device, bytes, "mybackend out of memory: the system refused " + std::to_string(bytes) + " bytes to the pool", failure);
+      return nullptr;
+    }
+  }
+  Shard& shard = shard_of(ptr);
+  {
+    std::lock_guard lock(shard.mutex);
+    shard.pointers.emplace(ptr, OtherPointer{device, bytes, from_driver});
+  }
+  other_count_.fetch_add(1, std::memory_order_relaxed);
+  tracker(device).track_alloc(bytes);
+  return ptr;
+}
+
+bool DeviceMemory::free(void* ptr) noexcept {
+  const int device = driver_->device_of(ptr);
+  if (device >= 0) {
+    PerDevice& d = *devices_[static_cast<std::size_t>(device)];
+    std::size_t requested_bytes = 0;
+    if (d.caching.free(ptr, &requested_bytes) == caching::FreeResult::kFreed) {
+      d.tracker.track_free(requested_bytes);
+      return true;
+    }
+  }
+  return free_other(ptr);
+}
+
+bool DeviceMemory::free_other(void* ptr) noexcept {
+  if (other_count_.load(std::memory_order_relaxed) == 0) return false;
+  OtherPointer pointer;
+  {
+    Shard& shard = shard_of(ptr);
+    std::lock_guard lock(shard.mutex);
+    auto found = shard.pointers.find(ptr);
+    if (found == shard.pointers.end()) return false;
+    pointer = found->second;
+    shard.pointers.erase(found);
+  }
+  other_count_.fetch_sub(1, std::memory_order_relaxed);
+  if (pointer.from_driver) (void)driver_->memory_free(pointer.device, ptr);
+  else cpu_pool::deallocate(ptr, pointer.bytes);
+  tracker(pointer.device).track_free(pointer.bytes);
+  return true;
+}
+
+bool DeviceMemory::owns(const void* ptr) const noexcept {
+  if (driver_->device_of(ptr) >= 0) return true;
+  if (other_count_.load(std::memory_order_relaxed) == 0) return false;
+  Shard& shard = shard_of(ptr);
+  std::lock_guard lock(shard.mutex);
+  return shard.pointers.count(ptr) != 0;
+}
+
+void DeviceMemory::record_stream(void* ptr, StreamHandle stream) {
+  const int device = driver_->device_of(ptr);
+  if (device >= 0) caching(device).record_stream(ptr, stream);
+}
+
+DeviceMemory::Shard& DeviceMemory::shard_of(const void* ptr) const noexcept {
+  return shards_[(reinterpret_cast<std::uintptr_t>(ptr) >> 6) % kShardCount];
+}
+
+void DeviceMemory::lock_for_fork() {
+  for (auto& device : devices_) device->caching.lock_for_fork();
+  for (Shard& shard : shards_) shard.mutex.lock();
+  (void)driver_->prepare_fork();
+}
+
+void DeviceMemory::unlock_after_fork(bool in_child) {
+  if (in_child) driver_->after_fork_in_child(); else driver_->after_fork_in_parent();
+  for (Shard& shard : shards_) shard.mutex.unlock();
+  for (auto& device : devices_) device->caching.unlock_after_fork();
+}
+
+}  // namespace mybackend

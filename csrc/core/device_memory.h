@@ -1,0 +1,110 @@
+// The memory of all devices: one driver, one caching allocator and one tracker per device, and
+// the choice of the memory kind that a request gets.
+//
+//   kind       caching (default), pool (thread-local pool of host memory), mmap
+//   in force   the `backend` key of the configuration, unless a ScopedMemoryKind of the calling
+//              thread says otherwise
+//
+// A pointer remembers its kind by where it lies: caching memory lies in the driver's address
+// ranges; pool pointers are in a table of their own. So any pointer can be freed without
+// being told its kind.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/caching/caching_allocator.h"
+#include "core/config.h"
+#include "core/tracker.h"
+#include "driver/driver.h"
+
+namespace mybackend {
+
+enum class MemoryKind : unsigned char { kCaching, kPool, kMmap };
+
+std::optional<MemoryKind> memory_kind_from_name(std::string_view name);
+const char* memory_kind_name(MemoryKind kind) noexcept;
+
+// The calling thread's choice while it lives.
+class ScopedMemoryKind {
+ public:
+  explicit ScopedMemoryKind(MemoryKind kind) noexcept;
+  ~ScopedMemoryKind();
+  ScopedMemoryKind(const ScopedMemoryKind&) = delete;
+  ScopedMemoryKind& operator=(const ScopedMemoryKind&) = delete;
+
+ private:
+  const int previous_;
+};
+
+struct AllocationFailure {
+  StatusCode code = StatusCode::kOk;
+  std::string message;
+};
+
+class DeviceMemory {
+ public:
+  // `config` outlives the object.
+  DeviceMemory(std::unique_ptr<Driver> driver, Config* config);
+  ~DeviceMemory();
+
+  Driver& driver() noexcept { return *driver_; }
+  int device_count() const noexcept { return static_cast<int>(devices_.size()); }
+  caching::CachingAllocator& caching(int device) { return devices_[static_cast<std::size_t>(device)]->caching; }
+  MemoryTracker& tracker(int device) { return devices_[static_cast<std::size_t>(device)]->tracker; }
+
+  // nullptr for 0 bytes, and when it failed: then *failure says why. `device` is valid.
+  void* allocate(int device, std::size_t bytes, StreamHandle stream, AllocationFailure* failure);
+  // False (and nothing changed) for a pointer that is not ours.
+  bool free(void* ptr) noexcept;
+  bool owns(const void* ptr) const noexcept;
+  void record_stream(void* ptr, StreamHandle stream);
+
+  void set_default_kind(MemoryKind kind) noexcept { default_kind_.store(kind, std::memory_order_relaxed); }
+  MemoryKind kind_in_force() const noexcept;
+
+  // Without a cache (MYBACKEND_NO_MEMORY_CACHING=1) each request goes to the driver.
+  void set_caching_enabled(bool enabled) noexcept { caching_enabled_.store(enabled); }
+  bool caching_enabled() const noexcept { return caching_enabled_.load(); }
+
+  void lock_for_fork();
+  void unlock_after_fork(bool in_child);
+
+ private:
+  struct PerDevice {
+    PerDevice(Driver* driver, int device, const Settings& settings) : caching(driver, device, settings) {}
+    caching::CachingAllocator caching;
+    MemoryTracker tracker;
+  };
+  // Pointers that do not lie in the caching allocator's memory, by address.
+  struct OtherPointer {
+    int device;
+    std::size_t bytes;
+    bool from_driver;
+  };
+  static constexpr std::size_t kShardCount = 16;
+  struct alignas(64) Shard {
+    mutable std::mutex mutex;
+    std::unordered_map<const void*, OtherPointer> pointers;
+  };
+  Shard& shard_of(const void* ptr) const noexcept;
+  void* allocate_other(int device, std::size_t bytes, MemoryKind kind, AllocationFailure* failure);
+  bool free_other(void* ptr) noexcept;
+  void fail(int device, std::size_t bytes, std::string message, AllocationFailure* failure) const;
+
+  std::unique_ptr<Driver> driver_;
+  Config* const config_;
+  std::vector<std::unique_ptr<PerDevice>> devices_;
+  std::atomic<MemoryKind> default_kind_{MemoryKind::kCaching};
+  std::atomic<bool> caching_enabled_{true};
+  std::atomic<std::int64_t> other_count_{0};
+  mutable std::array<Shard, kShardCount> shards_;
+};
+
+}  // namespace mybackend

@@ -1,0 +1,385 @@
+// mybackend._C: what the Python package calls. Bindings and conversions, no logic.
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "capi/mybackend.h"
+#include "capi/runtime.h"
+#include "core/aligned_bytes.h"
+#include "core/cpu_pool.h"
+#include "driver/sim/sim_driver.h"
+#include "replay/replay.h"
+#include "torch/borrow.h"
+#include "torch/boxed_borrow.h"
+#include "torch/context.h"
+#include "torch/generator.h"
+
+namespace py = pybind11;
+using namespace mybackend;
+namespace glue = mybackend::glue;
+
+namespace {
+
+void check_or_throw(const Status& status) {
+  if (status.ok()) return;
+  if (status.code() == StatusCode::kInvalidArgument) throw py::value_error(status.message());
+  glue::raise(status);
+}
+
+py::dict stat_dict(const caching::Stat& stat) {
+  py::dict d;
+  d["current"] = stat.current;
+  d["peak"] = stat.peak;
+  d["allocated"] = stat.allocated;
+  d["freed"] = stat.freed;
+  return d;
+}
+
+py::dict stats_dict(const caching::DeviceStats& stats) {
+  py::dict result;
+  const char* pools[] = {"all", "small_pool", "large_pool"};
+#define X(name)                                                                                    \
+  {                                                                                                \
+    py::dict by_pool;                                                                              \
+    for (int i = 0; i < caching::kStatPoolCount; ++i) by_pool[pools[i]] = stat_dict(stats.name[i]); \
+    result[#name] = by_pool;                                                                       \
+  }
+  MYBACKEND_STAT_ARRAYS(X)
+#undef X
+#define X(name) result[#name] = stat_dict(stats.name);
+  MYBACKEND_STAT_SINGLES(X)
+#undef X
+#define X(name) result[#name] = stats.name;
+  MYBACKEND_STAT_COUNTS(X)
+#undef X
+  result["max_split_size"] = stats.max_split_size;
+  return result;
+}
+
+py::dict memory_stats(int device) {
+  glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+  caching::CachingAllocator& allocator = glue::memory().caching(device);
+  py::dict result = stats_dict(allocator.stats());
+  py::dict by_pool;
+  for (const auto& [id, stat] : allocator.private_pool_reserved_bytes()) by_pool[py::make_tuple(id.first, id.second)] = stat_dict(stat);
+  result["reserved_bytes_by_private_pools"] = by_pool;
+  return result;
+}
+
+py::dict tracker_dict(const TrackerStats& s) {
+  py::dict d;
+  d["current_bytes"] = s.current_bytes;
+  d["peak_bytes"] = s.peak_bytes;
+  d["total_allocated_bytes"] = s.total_allocated_bytes;
+  d["total_freed_bytes"] = s.total_freed_bytes;
+  d["allocation_count"] = s.allocation_count;
+  d["free_count"] = s.free_count;
+  return d;
+}
+
+// What allocate_aligned_bytes gives, as a Python object with the buffer protocol.
+struct AlignedBytes {
+  std::shared_ptr<std::byte[]> block;
+  std::size_t nbytes;
+};
+
+AlignedBytes allocate_aligned(py::int_ nbytes, const std::string& device) {
+  if (device != "cpu" && device != "gpu") throw py::value_error("device: expected 'cpu' or 'gpu', not '" + device + "'");
+  const long long wanted = PyLong_AsLongLong(nbytes.ptr());
+  if (wanted == -1 && PyErr_Occurred()) throw py::error_already_set();
+  if (wanted < 0) throw py::value_error("nbytes: expected a number from 0, not " + std::to_string(wanted));
+  const auto size = static_cast<std::size_t>(wanted);
+  try {
+    return {allocate_aligned_bytes(size, device == "cpu" ? mybackend::Device::CPU : mybackend::Device::GPU), size};
+  } catch (const OutOfMemory& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+  }
+}
+
+py::list device_segments(int device) {
+  py::list result;
+  for (const caching::SegmentInfo& segment : glue::memory().caching(device).snapshot(false)) {
+    py::dict s;
+    s["device"] = segment.device;
+    s["address"] = segment.address;
+    s["total_size"] = segment.total_bytes;
+    s["allocated_size"] = segment.allocated_bytes;
+    s["active_size"] = segment.active_bytes;
+    s["requested_size"] = segment.requested_bytes;
+    s["stream"] = segment.stream;
+    s["segment_type"] = segment.is_large ? "large" : "small";
+    s["segment_pool_id"] = py::make_tuple(segment.pool_id.first, segment.pool_id.second);
+    s["is_expandable"] = segment.is_expandable;
+    py::list blocks;
+    for (const caching::BlockInfo& block : segment.blocks) {
+      py::dict b;
+      b["address"] = block.address;
+      b["size"] = block.bytes;
+      b["requested_size"] = block.requested_bytes;
+      b["state"] = block.allocated ? "active_allocated" : block.active ? "active_pending_free" : "inactive";
+      blocks.append(b);
+    }
+    s["blocks"] = blocks;
+    result.append(s);
+  }
+  return result;
+}
+
+void bind_replay(py::module_& m) {
+  m.def("_replay", [](const std::string& text, const std::string& conf, std::size_t capacity, bool actions, bool check_invariants) {
+    replay::Trace trace;
+    replay::ReplayResult r;
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = replay::parse_trace(text, &trace);
+      if (status.ok()) status = replay::run(trace, {conf, capacity, check_invariants}, &r);
+    }
+    check_or_throw(status);
+    py::dict result, driver;
+    result["stats"] = stats_dict(r.stats);
+    driver["malloc"] = r.driver.malloc;
+    driver["free"] = r.driver.free;
+    driver["map"] = r.driver.map;
+    driver["unmap"] = r.driver.unmap;
+    result["driver"] = driver;
+    py::list segments;
+    for (const caching::SegmentInfo& s : r.segments) {
+      py::dict d;
+      d["address"] = s.address;
+      d["total_size"] = s.total_bytes;
+      d["stream"] = s.stream;
+      d["large"] = s.is_large ? 1 : 0;
+      d["expandable"] = s.is_expandable ? 1 : 0;
+      py::list pool, blocks;
+      pool.append(s.pool_id.first);
+      pool.append(s.pool_id.second);
+      d["pool"] = pool;
+      for (const caching::BlockInfo& b : s.blocks) {
+        py::list block;
+        block.append(b.bytes);
+        block.append(b.requested_bytes);
+        block.append(b.allocated ? 1 : 0);
+        block.append(b.active ? 1 : 0);
+        blocks.append(block);
+      }
+      d["blocks"] = blocks;
+      segments.append(d);
+    }
+    result["segments"] = segments;
+    py::list ooms;
+    for (std::int64_t id : r.oom_ids) ooms.append(id);
+    result["oom"] = ooms;
+    result["oom_text"] = r.oom_text;
+    // The compact JSON that the hash is taken over, made here: a list of a million small lists
+    // would take seconds to build.
+    std::string json = "[";
+    for (const caching::TraceEntry& a : r.actions) {
+      if (json.size() > 1) json += ',';
+      json += std::string("[\"") + caching::kActionNames[static_cast<int>(a.action)] + "\"," + std::to_string(a.address) + ',' +
+              std::to_string(a.bytes) + ',' + std::to_string(a.stream) + ']';
+    }
+    json += ']';
+    result["n_actions"] = r.actions.size();
+    result["actions_json"] = json;
+    (void)actions;
+    return result;
+  }, py::arg("text"), py::arg("conf"), py::arg("capacity"), py::arg("actions"), py::arg("check_invariants"));
+  m.def("_replay_benchmark", [](const std::string& text, const std::string& conf, std::size_t capacity, int repeat) {
+    double ns = 0;
+    Status status;
+    {
+      py::gil_scoped_release release;
+      replay::Trace trace;
+      status = replay::parse_trace(text, &trace);
+      if (status.ok()) status = replay::benchmark(trace, {conf, capacity, false}, repeat, &ns);
+    }
+    check_or_throw(status);
+    return ns;
+  });
+}
+
+void bind_config(py::module_& m) {
+  m.def("_config_keys", [] {
+    py::list result;
+    for (const ConfigKey& key : config_keys()) {
+      py::dict d;
+      d["name"] = key.name;
+      d["group"] = key.group;
+      d["range"] = key.range;
+      d["meaning"] = key.meaning;
+      d["default"] = key.default_value;
+      result.append(d);
+    }
+    return result;
+  });
+  m.def("_config_find", [](const std::string& name) -> py::object {
+    const ConfigKey* key = find_config_key(name);
+    return key != nullptr ? py::object(py::str(key->name)) : py::none();
+  });
+  m.def("_config_suggest", [](const std::string& name) { return suggest_config_key(name); });
+  m.def("_config_check", [](const std::string& text) {
+    Settings settings = Runtime::get().config().settings();
+    check_or_throw(parse_settings(text, &settings));
+    return settings_warnings(settings);
+  });
+  m.def("_config_set", [](const std::string& text, const std::string& origin) {
+    check_or_throw(Runtime::get().configure(text, origin));
+    return settings_warnings(Runtime::get().config().settings());
+  });
+  m.def("_config_reset", [] { Runtime::get().config().reset(); });
+  m.def("_config_json", [] { return settings_json(Runtime::get().config().settings()); });
+  m.def("_config_text", [](const std::string& key) { return setting_text(Runtime::get().config().settings(), key); });
+  m.def("_config_origin", [](const std::string& key) { return Runtime::get().config().origin(key); });
+  m.def("_config_read_environment", [] { check_or_throw(Runtime::get().read_environment()); });
+}
+
+void bind_memory(py::module_& m) {
+  m.def("_memory_stats", &memory_stats);
+  m.def("_tracker_stats", [](int device) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    return tracker_dict(glue::memory().tracker(device).stats());
+  });
+  m.def("_reset_peak_memory_stats", [](int device) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    glue::memory().caching(device).reset_peak_stats();
+    glue::memory().tracker(device).reset_peak();
+  });
+  m.def("_reset_accumulated_memory_stats", [](int device) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    glue::memory().caching(device).reset_accumulated_stats();
+    glue::memory().tracker(device).reset_totals();
+  });
+  m.def("_empty_cache", [] {
+    py::gil_scoped_release release;
+    for (int device = 0; device < glue::memory().device_count(); ++device) glue::memory().caching(device).empty_cache();
+  });
+  m.def("_set_memory_fraction", [](double fraction, int device) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    check_or_throw(glue::memory().caching(device).set_memory_fraction(fraction));
+  });
+  m.def("_get_memory_fraction", [](int device) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    return glue::memory().caching(device).memory_fraction();
+  });
+  m.def("_memory_info", [](int device) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    MemoryInfo info;
+    glue::check(glue::memory().driver().memory_info(device, &info));
+    return py::make_tuple(info.free_bytes, info.total_bytes);
+  });
+  m.def("_segments", &device_segments);
+  m.def("_check_invariants", [](int device) { return glue::memory().caching(device).check_invariants(); });
+  m.def("_copied_output_count", &glue::copied_output_count);
+  m.def("_memory_kind", [] { return std::string(memory_kind_name(glue::memory().kind_in_force())); });
+
+  struct KindScope {
+    std::unique_ptr<ScopedMemoryKind> scope;
+  };
+  py::class_<KindScope>(m, "_KindScope").def("leave", [](KindScope& self) { self.scope.reset(); });
+  m.def("_enter_memory_kind", [](const std::string& name) {
+    const auto kind = memory_kind_from_name(name);
+    if (!kind.has_value()) throw py::value_error("memory kind: expected caching, pool or mmap, not '" + name + "'");
+    return KindScope{std::make_unique<ScopedMemoryKind>(*kind)};
+  });
+
+  py::class_<AlignedBytes>(m, "AlignedBytes", py::buffer_protocol(),
+                           "An aligned block of host memory; len() and the buffer protocol give its bytes.")
+      .def_buffer([](AlignedBytes& self) {
+        return py::buffer_info(self.block.get(), 1, py::format_descriptor<std::uint8_t>::format(), 1,
+                               {static_cast<py::ssize_t>(self.nbytes)}, {py::ssize_t{1}});
+      })
+      .def("__len__", [](const AlignedBytes& self) { return self.nbytes; })
+      .def("__bool__", [](const AlignedBytes& self) { return self.block != nullptr; })
+      .def_property_readonly("address", [](const AlignedBytes& self) { return reinterpret_cast<std::uintptr_t>(self.block.get()); })
+      .def_property_readonly("capacity", [](const AlignedBytes& self) { return self.block ? cpu_pool::capacity_bytes(self.nbytes) : 0; });
+  m.def("allocate_aligned_bytes", &allocate_aligned, py::arg("nbytes"), py::arg("device") = "cpu");
+  m.def("_aligned_bytes_stats", [](const std::string& device) {
+    return tracker_dict(aligned_bytes_tracker(device == "gpu" ? mybackend::Device::GPU : mybackend::Device::CPU).stats());
+  });
+  m.def("_cpu_pool_stats", [] {
+    const cpu_pool::Stats s = cpu_pool::stats();
+    py::dict d;
+    d["hits"] = s.hits;
+    d["misses"] = s.misses;
+    d["large"] = s.large;
+    d["cached_bytes"] = s.cached_bytes;
+    d["threads"] = s.threads;
+    py::list classes;
+    for (const auto& c : s.classes) {
+      py::dict e;
+      e["block_bytes"] = c.block_bytes;
+      e["hits"] = c.hits;
+      e["misses"] = c.misses;
+      e["cached_blocks"] = c.cached_blocks;
+      classes.append(e);
+    }
+    d["classes"] = classes;
+    return d;
+  });
+  m.def("_cpu_pool_trim", [] { return cpu_pool::trim(); });
+}
+
+void bind_device(py::module_& m) {
+  m.def("_init", [] {
+    Status status = Runtime::get().read_environment();
+    check_or_throw(status);
+    Status error;
+    if (Runtime::get().memory(&error) == nullptr) check_or_throw(error);
+    glue::memory();
+  });
+  m.def("_is_initialized", [] { return Runtime::get().memory_if_started() != nullptr; });
+  m.def("_register_boxed_kernels", [] {
+    py::gil_scoped_release release;
+    glue::register_boxed_kernels();
+  });
+  m.def("_device_count", [] { return Runtime::get().device_count(); });
+  m.def("_current_device", [] { return static_cast<int>(glue::current_device()); });
+  m.def("_set_device", [](int device) { glue::set_current_device(static_cast<c10::DeviceIndex>(device)); });
+  m.def("_exchange_device", [](int device) {
+    return static_cast<int>(device < 0 ? glue::current_device() : glue::exchange_device(static_cast<c10::DeviceIndex>(device)));
+  });
+  m.def("_synchronize", [](int device) {
+    py::gil_scoped_release release;
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    glue::check(glue::memory().driver().device_synchronize(device));
+  });
+  m.def("_driver_name", [] { return std::string(glue::memory().driver().name()); });
+  m.def("_device_info", [](int device) {
+    DeviceInfo info;
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    glue::check(glue::memory().driver().device_info(device, &info));
+    py::dict d;
+    d["name"] = info.name;
+    d["total_memory"] = info.total_bytes;
+    d["page_size"] = info.page_bytes;
+    d["multi_processor_count"] = info.multi_processor_count;
+    return d;
+  });
+  m.def("_default_generator", [](int device) { return glue::default_generator(static_cast<c10::DeviceIndex>(device)); });
+  m.def("_current_stream", [](int device) { return glue::current_stream(static_cast<c10::DeviceIndex>(device)); });
+  m.def("_set_fault", [](const std::string& primitive, std::int64_t calls, const std::string& kind, std::int64_t repeat) {
+    auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver());
+    if (sim == nullptr) throw py::value_error("faults: only the sim driver scripts them");
+    for (int i = 0; i < static_cast<int>(Primitive::kCount); ++i) {
+      if (primitive != kPrimitiveNames[i]) continue;
+      sim->faults().fail(static_cast<Primitive>(i), calls, kind == "oom" ? StatusCode::kOutOfMemory : StatusCode::kFailed, repeat);
+      return;
+    }
+    throw py::value_error("faults: unknown primitive '" + primitive + "'");
+  }, py::arg("primitive"), py::arg("calls"), py::arg("kind") = "failed", py::arg("repeat") = 1);
+  m.def("_clear_faults", [] {
+    if (auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver())) sim->faults().clear();
+  });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "mybackend's bindings; use the mybackend package.";
+  m.attr("__version__") = mybackend_version();
+  m.attr("_built_for_torch") = MYBACKEND_TORCH_VERSION;
+  bind_device(m);
+  bind_memory(m);
+  bind_config(m);
+  bind_replay(m);
+}

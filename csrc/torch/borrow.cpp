@@ -1,0 +1,290 @@
+#include "torch/borrow.h"
+
+#include <c10/core/impl/InlineDeviceGuard.h>
+
+#include "torch/device_allocator.h"
+#include "torch/tensor_access.h"
+
+namespace mybackend::glue {
+namespace {
+
+std::atomic<std::int64_t> g_copied_outputs{0};
+
+const c10::Device kCpu(c10::DeviceType::CPU);
+
+// Autograd and autocast have had their turn when a backend kernel runs; the borrowed kernel's
+// own calls must not meet them again.
+const c10::DispatchKeySet& excluded_keys() {
+  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                          c10::DispatchKeySet({c10::DispatchKey::AutocastCPU});
+  return keys;
+}
+
+struct Shell {
+  c10::intrusive_ptr<c10::TensorImpl> tensor;
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+};
+
+Shell new_shell() {
+  Shell shell;
+  shell.storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, kCpu),
+                                                        c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true);
+  shell.tensor = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), kCpu);
+  return shell;
+}
+
+// The shells of a thread, used as a stack: those below `top` belong to open frames.
+struct ShellStack {
+  std::vector<Shell> shells;
+  std::size_t top = 0;
+
+  Shell& push() {
+    if (top == shells.size()) shells.push_back(new_shell());
+    return shells[top++];
+  }
+};
+
+ShellStack& shell_stack() {
+  // Reached through a plain pointer: this is on the way of every operator.
+  thread_local constinit ShellStack* t_stack = nullptr;
+  if (C10_LIKELY(t_stack != nullptr)) return *t_stack;
+  thread_local ShellStack stack;
+  t_stack = &stack;
+  return stack;
+}
+
+void release_storage_reference(void* context) { delete static_cast<c10::Storage*>(context); }
+
+c10::DataPtr shared_data_ptr(const c10::Storage& storage, c10::Device device) {
+  void* data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  return {data, new c10::Storage(storage), &release_storage_reference, device};
+}
+
+at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* allocator) {
+  const c10::TensorImpl* from = tensor.unsafeGetTensorImpl();
+  const bool to_cpu = device.is_cpu();
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(to_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1),
+                                                   from->dtype(), device);
+  TensorAccess::copy_geometry(from, impl.get());
+  TensorAccess::device(impl.get()) = device;
+  const c10::DispatchKeySet extra = tensor.key_set() & c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  TensorAccess::keys(impl.get()) = TensorAccess::keys(impl.get()) | extra;
+  if (from->has_storage() && from->unsafe_storage()) {
+    const c10::Storage& storage = from->unsafe_storage();
+    TensorAccess::storage(impl.get()) = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), storage.sym_nbytes(), shared_data_ptr(storage, device), allocator, /*resizable=*/true));
+  }
+  return at::Tensor(std::move(impl));
+}
+
+}  // namespace
+
+std::int64_t copied_output_count() noexcept { return g_copied_outputs.load(std::memory_order_relaxed); }
+
+at::Tensor share_as_device(const at::Tensor& cpu, c10::DeviceIndex device) {
+  return share(cpu, c10::Device(kDeviceType, device), device_allocator());
+}
+
+at::Tensor share_as_cpu(const at::Tensor& device_tensor) {
+  return share(device_tensor, kCpu, c10::GetAllocator(c10::DeviceType::CPU));
+}
+
+// --- Arguments ------------------------------------------------------------------------------
+
+void BorrowFrame::different_devices(c10::Device other) const {
+  const c10::Device first = device_ >= 0 ? c10::Device(kDeviceType, device_) : kCpu;
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", first, " and ", other,
+              "! (when checking arguments of ", operator_name_, ")");
+}
+
+void BorrowFrame::see_other(const at::Tensor& tensor, bool is_written, bool cpu_allowed) {
+  const c10::Device device = tensor.device();
+  if (device.is_cpu()) {
+    if (cpu_allowed) return;
+    if (tensor.dim() == 0 && !is_written) return;
+    cpu_with_dimensions_ = true;  // an error once a device tensor is seen too
+    return;
+  }
+  different_devices(device);
+}
+
+void BorrowFrame::open() {
+  if (C10_UNLIKELY(cpu_with_dimensions_ && device_ >= 0)) different_devices(kCpu);
+  if (device_ < 0) device_ = current_device();
+  wait_for_current_stream(device_);
+  pool_base_ = shell_stack().top;
+  new (scope_) BorrowScope(device_);
+  new (guard_) c10::impl::ExcludeDispatchKeyGuard(excluded_keys());
+  opened_ = true;
+}
+
+at::Tensor BorrowFrame::alias(const at::Tensor& tensor, bool is_written) {
+  if (C10_UNLIKELY(!tensor.defined())) return tensor;
+  if (C10_UNLIKELY(tensor.device().type() != kDeviceType)) {
+    cpu_arguments_.push_back(tensor.unsafeGetTensorImpl());
+    return tensor;
+  }
+  const c10::TensorImpl* base = tensor.unsafeGetTensorImpl();
+  TORCH_CHECK_NOT_IMPLEMENTED(base->layout() == c10::kStrided, operator_name_, ": mybackend does not support the layout ", base->layout());
+  c10::StorageImpl* base_storage = base->has_storage() ? base->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+
+  ShellStack& stack = shell_stack();
+  Shell& shell = stack.push();
+  if (C10_UNLIKELY(shell.tensor.use_count() != 1)) shell = new_shell();
+  c10::TensorImpl* impl = shell.tensor.get();
+  Alias entry{impl, nullptr, tensor, base_storage, nullptr, 0, is_written};
+  TensorAccess::copy_geometry(base, impl);
+  TensorAccess::keys(impl) = cpu_keys(base->key_set());
+  TensorAccess::device(impl) = kCpu;
+
+  if (base_storage == nullptr) {
+    TensorAccess::storage(impl) = c10::Storage();
+  } else {
+    const Alias* same = nullptr;
+    for (const Alias& earlier : aliases_) {
+      if (earlier.base_storage == base_storage) {
+        same = &earlier;
+        break;
+      }
+    }
+    if (same != nullptr) {  // overlap checks compare storages: one base storage, one alias
+      TensorAccess::storage(impl) = TensorAccess::storage(same->shell);
+    } else {
+      if (C10_UNLIKELY(base_storage->has_materializer())) base_storage->mutable_data();
+      c10::StorageImpl* storage = shell.storage.get();
+      entry.shell_storage = storage;
+      entry.data = base_storage->_mutable_data_ptr_no_checks().get();
+      entry.nbytes = base_storage->nbytes();
+      storage->set_data_ptr_noswap(c10::DataPtr(entry.data, kCpu));
+      storage->set_nbytes(entry.nbytes);
+      storage->set_resizable(base_storage->resizable());
+      TensorAccess::storage(impl) = c10::Storage(shell.storage);
+    }
+  }
+  aliases_.push_back(std::move(entry));
+  return at::Tensor(shell.tensor);
+}
+
+const at::Tensor* BorrowFrame::argument_of(const at::Tensor& alias) const noexcept {
+  const c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
+  for (const Alias& entry : aliases_) {
+    if (entry.shell == impl) return &entry.base;
+  }
+  return nullptr;
+}
+
+// --- The way back ---------------------------------------------------------------------------
+
+void BorrowFrame::write_back_storage(Alias& alias) {
+  c10::StorageImpl* shell = alias.shell_storage;
+  c10::DataPtr& data = shell->_mutable_data_ptr_no_checks();
+  if (data.get() == alias.data && shell->nbytes() == alias.nbytes) return;
+  // The kernel resized it. Its new bytes came from the borrowing allocator.
+  const c10::Device device(kDeviceType, device_);
+  const std::size_t nbytes = shell->nbytes();
+  c10::DataPtr adopted = std::move(data);
+  if (adopted.get() != nullptr && adopted.get_deleter() != &delete_device_bytes) {
+    c10::DataPtr copy = allocate_device_bytes(device_, nbytes, device);
+    std::memcpy(copy.get(), adopted.get(), nbytes);
+    g_copied_outputs.fetch_add(1, std::memory_order_relaxed);
+    adopted = std::move(copy);
+  }
+  adopted.unsafe_set_device(device);
+  alias.base_storage->set_data_ptr_noswap(std::move(adopted));
+  alias.base_storage->set_nbytes(nbytes);
+  alias.data = alias.base_storage->_mutable_data_ptr_no_checks().get();
+  alias.nbytes = nbytes;
+  data = c10::DataPtr(alias.data, kCpu);
+}
+
+void BorrowFrame::write_back() {
+  for (Alias& alias : aliases_) {
+    if (alias.shell_storage != nullptr) write_back_storage(alias);
+    if (!alias.is_written) continue;
+    c10::TensorImpl* base = alias.base.unsafeGetTensorImpl();
+    const c10::TensorImpl* shell = alias.shell;
+    if (C10_UNLIKELY(shell->sizes() != base->sizes() || shell->strides() != base->strides() ||
+                     shell->storage_offset() != base->storage_offset())) {
+      base->set_sizes_and_strides(shell->sizes(), shell->strides(), shell->storage_offset());
+    }
+  }
+}
+
+// A storage that the kernel made becomes a device storage in place.
+void BorrowFrame::adopt_storage(c10::TensorImpl* result) {
+  c10::Storage& storage = TensorAccess::storage(result);
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  if (impl == nullptr) return;
+  const c10::Device device(kDeviceType, device_);
+  c10::DataPtr& data = impl->_mutable_data_ptr_no_checks();
+  if (data.device().type() == kDeviceType) return;  // another result shares it
+  if (C10_LIKELY(data.get_deleter() == &delete_device_bytes)) {
+    data.unsafe_set_device(device);
+    impl->set_allocator(device_allocator());
+    return;
+  }
+  // Bytes from elsewhere: another thread's allocation, a constant, a foreign buffer.
+  const std::size_t nbytes = impl->nbytes();
+  c10::DataPtr copy = allocate_device_bytes(device_, nbytes, device);
+  if (nbytes != 0) {
+    std::memcpy(copy.get(), data.get(), nbytes);
+    g_copied_outputs.fetch_add(1, std::memory_order_relaxed);
+  }
+  storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(copy),
+                                                               device_allocator(), /*resizable=*/true));
+}
+
+at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
+  if (!result.defined() || !result.device().is_cpu()) return std::move(result);
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  if (const at::Tensor* argument = argument_of(result)) return *argument;
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ", result.layout());
+  c10::StorageImpl* storage = impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  const at::Tensor* base = nullptr;
+  for (const Alias& alias : aliases_) {
+    if (alias.base_storage != nullptr && TensorAccess::storage(alias.shell).unsafeGetStorageImpl() == storage) {
+      base = &alias.base;
+      break;
+    }
+  }
+  if (base == nullptr) {
+    // A CPU argument that the kernel returned as it is stays what it is.
+    for (const c10::TensorImpl* argument : cpu_arguments_) {
+      if (argument == impl) return std::move(result);
+    }
+    adopt_storage(impl);
+  } else {
+    TensorAccess::storage(impl) = base->unsafeGetTensorImpl()->unsafe_storage();
+  }
+  TensorAccess::keys(impl) = device_keys(impl->key_set());
+  TensorAccess::device(impl) = c10::Device(kDeviceType, device_);
+  return std::move(result);
+}
+
+BorrowFrame::~BorrowFrame() {
+  if (!opened_) return;
+  reinterpret_cast<c10::impl::ExcludeDispatchKeyGuard*>(guard_)->~ExcludeDispatchKeyGuard();
+  reinterpret_cast<BorrowScope*>(scope_)->~BorrowScope();
+  ShellStack& stack = shell_stack();
+  // First the references of all shells to their storages, so that the counts tell escapes.
+  for (std::size_t i = 0; i < aliases_.size(); ++i) {
+    Shell& shell = stack.shells[pool_base_ + i];
+    if (C10_LIKELY(shell.tensor.use_count() == 1)) TensorAccess::storage(shell.tensor.get()) = c10::Storage();
+  }
+  for (std::size_t i = 0; i < aliases_.size(); ++i) {
+    Shell& shell = stack.shells[pool_base_ + i];
+    const bool kept = shell.tensor.use_count() != 1 || shell.storage.use_count() != 1;
+    if (C10_LIKELY(!kept)) {
+      if (aliases_[i].shell_storage != nullptr) shell.storage->set_data_ptr_noswap(c10::DataPtr(nullptr, kCpu));
+      continue;
+    }
+    // Someone keeps the alias or a view of it: it owns a reference to the base's storage now.
+    if (aliases_[i].shell_storage != nullptr) {
+      shell.storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base.storage(), kCpu);
+    }
+    shell = new_shell();
+  }
+  stack.top = pool_base_;
+}
+
+}  // namespace mybackend::glue

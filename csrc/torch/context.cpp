@@ -1,0 +1,82 @@
+#include "torch/context.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+
+#include "torch/cpu_allocator.h"
+
+namespace mybackend::glue {
+namespace {
+
+thread_local constinit c10::DeviceIndex t_device = 0;
+thread_local constinit StreamHandle t_streams[kMaxDevices] = {};
+
+std::atomic<DeviceMemory*> g_memory{nullptr};
+
+DeviceMemory& start_memory() {
+  Status error;
+  DeviceMemory* started = Runtime::get().memory(&error);
+  if (started == nullptr) raise(error);
+  install_borrowing_cpu_allocator();
+  g_memory.store(started, std::memory_order_release);
+  return *started;
+}
+
+}  // namespace
+
+void raise(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOutOfMemory: TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+    case StatusCode::kInvalidArgument: TORCH_CHECK_VALUE(false, status.message());
+    case StatusCode::kNotSupported: TORCH_CHECK_NOT_IMPLEMENTED(false, status.message());
+    default: TORCH_CHECK(false, "mybackend: ", status.message());
+  }
+}
+
+void check(const Status& status) {
+  if (!status.ok()) raise(status);
+}
+
+DeviceMemory& memory() {
+  DeviceMemory* memory = g_memory.load(std::memory_order_acquire);
+  return memory != nullptr ? *memory : start_memory();
+}
+
+void check_device_index(c10::DeviceIndex device) {
+  const int count = Runtime::get().device_count();
+  TORCH_CHECK(device >= 0 && device < count, "mybackend error: invalid device ordinal ", static_cast<int>(device),
+              " (there ", count == 1 ? "is 1 device" : "are " + std::to_string(count) + " devices", ")");
+}
+
+c10::DeviceIndex current_device() noexcept { return t_device; }
+
+void set_current_device(c10::DeviceIndex device) {
+  if (device != t_device) check_device_index(device);
+  t_device = device;
+}
+
+c10::DeviceIndex exchange_device(c10::DeviceIndex device) {
+  const c10::DeviceIndex previous = t_device;
+  set_current_device(device);
+  return previous;
+}
+
+c10::DeviceIndex resolve_device(c10::Device device) {
+  if (!device.has_index()) return t_device;
+  if (device.index() != t_device) check_device_index(device.index());
+  return device.index();
+}
+
+StreamHandle current_stream(c10::DeviceIndex device) noexcept { return t_streams[device]; }
+
+StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexcept {
+  return std::exchange(t_streams[device], stream);
+}
+
+void wait_for_current_stream(c10::DeviceIndex device) {
+  Driver& driver = memory().driver();
+  if (driver.maybe_busy(device)) check(driver.stream_synchronize(device, t_streams[device]));
+}
+
+}  // namespace mybackend::glue

@@ -1,0 +1,43 @@
+// The calling thread's current device and streams, and the way from a Status to the exception
+// that torch expects.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include "capi/runtime.h"
+#include "core/device_memory.h"
+
+namespace mybackend::glue {
+
+inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
+inline constexpr int kMaxDevices = 64;
+
+// Throws what a Status means: ValueError, OutOfMemoryError, NotImplementedError or RuntimeError.
+void check(const Status& status);
+[[noreturn]] void raise(const Status& status);
+
+// The devices; starts them on first use, and installs the CPU allocator that borrows from them.
+// Throws when they cannot start.
+DeviceMemory& memory();
+
+c10::DeviceIndex current_device() noexcept;
+// Throws for an index that is not there, in CUDA's words.
+void set_current_device(c10::DeviceIndex device);
+c10::DeviceIndex exchange_device(c10::DeviceIndex device);
+void check_device_index(c10::DeviceIndex device);
+// -1 is the current device.
+c10::DeviceIndex resolve_device(c10::Device device);
+
+StreamHandle current_stream(c10::DeviceIndex device) noexcept;
+StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexcept;
+inline c10::Stream to_stream(c10::DeviceIndex device, StreamHandle handle) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, device), static_cast<c10::StreamId>(handle));
+}
+inline StreamHandle to_handle(const c10::Stream& stream) { return static_cast<StreamHandle>(stream.id()); }
+
+// Waits until the earlier work of the device's current stream is done: what an operator that
+// runs on the calling thread does first.
+void wait_for_current_stream(c10::DeviceIndex device);
+
+}  // namespace mybackend::glue

@@ -1,0 +1,82 @@
+#include "torch/generator.h"
+
+#include <mutex>
+
+namespace mybackend::glue {
+
+DeviceGenerator::DeviceGenerator(c10::DeviceIndex device)
+    : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+      cpu_(at::detail::createCPUGenerator()) {}
+
+void DeviceGenerator::set_current_seed(std::uint64_t seed) { cpu_.set_current_seed(seed); }
+
+void DeviceGenerator::set_offset(std::uint64_t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
+}
+
+std::uint64_t DeviceGenerator::get_offset() const {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
+}
+
+std::uint64_t DeviceGenerator::current_seed() const { return cpu_.current_seed(); }
+
+std::uint64_t DeviceGenerator::seed() {
+  at::Generator cpu = cpu_;
+  return cpu.seed();
+}
+
+void DeviceGenerator::set_state(const c10::TensorImpl& new_state) { cpu_.unsafeGetGeneratorImpl()->set_state(new_state); }
+
+c10::intrusive_ptr<c10::TensorImpl> DeviceGenerator::get_state() const { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
+
+DeviceGenerator* DeviceGenerator::clone_impl() const {
+  auto* copy = new DeviceGenerator(device().index());
+  copy->cpu_ = cpu_.clone();
+  return copy;
+}
+
+const at::Generator& default_generator(c10::DeviceIndex device) {
+  static auto* generators = new std::vector<at::Generator>;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (int i = 0; i < kMaxDevices; ++i) generators->push_back(new_generator(static_cast<c10::DeviceIndex>(i)));
+  });
+  if (device < 0) device = current_device();
+  check_device_index(device);
+  return (*generators)[static_cast<std::size_t>(device)];
+}
+
+at::Generator new_generator(c10::DeviceIndex device) {
+  return at::make_generator<DeviceGenerator>(device < 0 ? current_device() : device);
+}
+
+std::optional<at::Generator> borrowed_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
+  if (!given.has_value() || !given->defined()) {
+    return static_cast<DeviceGenerator*>(default_generator(device).unsafeGetGeneratorImpl())->cpu_generator();
+  }
+  TORCH_CHECK(given->device().type() == kDeviceType, "Expected a '", c10::Device(kDeviceType).str(),
+              "' device type for generator but found '", given->device().type(), "'");
+  return static_cast<DeviceGenerator*>(given->unsafeGetGeneratorImpl())->cpu_generator();
+}
+
+ScopedDefaultGenerator::ScopedDefaultGenerator(c10::DeviceIndex device) : device_(device) { swap_states(); }
+ScopedDefaultGenerator::~ScopedDefaultGenerator() { swap_states(); }
+
+void ScopedDefaultGenerator::swap_states() {
+  at::Generator cpu = at::detail::getDefaultCPUGenerator();
+  at::Generator ours = borrowed_generator(std::nullopt, device_).value();
+  std::scoped_lock lock(cpu.mutex(), ours.mutex());
+  auto* a = at::check_generator<at::CPUGeneratorImpl>(cpu);
+  auto* b = at::check_generator<at::CPUGeneratorImpl>(ours);
+  const auto engine = a->engine();
+  const auto next_float = a->next_float_normal_sample();
+  const auto next_double = a->next_double_normal_sample();
+  a->set_engine(b->engine());
+  a->set_next_float_normal_sample(b->next_float_normal_sample());
+  a->set_next_double_normal_sample(b->next_double_normal_sample());
+  b->set_engine(engine);
+  b->set_next_float_normal_sample(next_float);
+  b->set_next_double_normal_sample(next_double);
+}
+
+}  // namespace mybackend::glue

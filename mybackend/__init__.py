@@ -1,0 +1,30 @@
+"""mybackend: a PyTorch device whose memory is ours and whose compute is borrowed.
+
+Importing the package names the device (`mybackend`), registers `torch.mybackend`, and makes
+`tensor.to("mybackend")` work. `import torch` does it by itself, unless a GPU is present.
+"""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    from mybackend import _build
+except ImportError as error:
+    raise ImportError("mybackend is not built; run `pip install --no-build-isolation .` in its folder") from error
+
+if torch.__version__ != _build.TORCH_VERSION:
+    raise ImportError(
+        f"mybackend {_build.VERSION} was built for torch {_build.TORCH_VERSION}, but torch {torch.__version__} is "
+        "installed; build it again against this torch: `pip install --no-build-isolation --force-reinstall --no-deps .`"
+    )
+
+from mybackend import _C, config, cpu, memory, replay  # noqa: E402
+from mybackend._register import register  # noqa: E402
+from mybackend.cpu import allocate_aligned_bytes  # noqa: E402
+
+__version__: str = _C.__version__
+
+register()
+
+__all__ = ["__version__", "allocate_aligned_bytes", "config", "cpu", "memory", "replay"]

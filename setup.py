@@ -1,0 +1,141 @@
+"""Builds libmybackend_core.so (no torch) and mybackend/_C.so (the PyTorch glue on top of it)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VERSION = "0.1.0"
+
+if not sys.platform.startswith("linux") or platform.machine() not in ("x86_64", "aarch64"):
+    sys.exit(f"mybackend builds on Linux (x86-64, aarch64) only, not on {sys.platform} {platform.machine()}")
+
+try:
+    import torch
+except ImportError:
+    sys.exit("mybackend builds against the installed torch (2.13 or later): install torch first, then run\n"
+             "    pip install --no-build-isolation .")
+
+if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 13):
+    sys.exit(f"mybackend needs torch 2.13 or later, found {torch.__version__}")
+
+from setuptools import Extension, setup  # noqa: E402
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths  # noqa: E402
+
+CSRC = ROOT / "csrc"
+CORE_FOLDERS = ("base", "driver", "core", "replay", "capi")
+GLUE_FOLDERS = ("torch", "python")
+# Headers that C++ programs include: <mybackend/aligned_bytes.h> and <mybackend/mybackend.h>.
+PUBLIC_HEADERS = ("core/aligned_bytes.h", "core/tracker.h", "core/cpu_pool.h", "capi/mybackend.h")
+
+OPTIMIZE = ["-O0"] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-O3"]
+COMMON_FLAGS = ["-std=c++20", "-g1", "-fPIC", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", *OPTIMIZE]
+
+
+def sources(folders: tuple[str, ...]) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for folder in folders for path in (CSRC / folder).rglob("*.cpp"))
+
+
+def torch_tag() -> str:
+    return torch.__version__.replace("+", "_")
+
+
+class Build(BuildExtension):
+    """Ninja builds in one folder per torch version, so that a rebuild compiles what changed."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # A fixed place: editable installs would otherwise use a new temporary folder each time.
+        self.build_temp = str(ROOT / "build" / f"temp-{torch_tag()}-py{sys.version_info.major}{sys.version_info.minor}")
+
+    def get_ext_filename(self, name: str) -> str:
+        # Called with the full name and with its last part.
+        if name == "libmybackend_core":
+            return "libmybackend_core.so"
+        if name == "mybackend.libmybackend_core":
+            return os.path.join("mybackend", "libmybackend_core.so")
+        return super().get_ext_filename(name)
+
+    def build_extension(self, extension: Extension) -> None:
+        if extension.name == "mybackend._C":
+            core = Path(self.get_ext_fullpath("mybackend.libmybackend_core"))
+            extension.library_dirs.append(str(core.parent))
+            self.precompile_header(extension)
+        super().build_extension(extension)
+
+    def precompile_header(self, extension: Extension) -> None:
+        """Compiles csrc/torch/pch.h once; every glue file then starts from the result."""
+        header = CSRC / "torch" / "pch.h"
+        out = Path(self.build_temp) / "pch" / "pch.h"
+        gch = out.with_suffix(".h.gch")
+        compiler = os.environ.get("CXX", "c++")
+        macros = [f"-D{name}={value}" if value is not None else f"-D{name}" for name, value in extension.define_macros]
+        macros += ["-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"]
+        includes = [f"-I{path}" for path in [*extension.include_dirs, *self.include_dirs]]
+        flags = [*extension.extra_compile_args["cxx"], *macros]
+        stamp = out.parent / "flags"
+        if not gch.exists() or gch.stat().st_mtime < header.stat().st_mtime or not stamp.exists() or stamp.read_text() != " ".join(flags):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(header, out)
+            command = [compiler, "-x", "c++-header", *flags, *includes, "-c", str(out), "-o", str(gch)]
+            if subprocess.run(command, cwd=ROOT).returncode != 0:
+                return  # only speed is lost
+            stamp.write_text(" ".join(flags))
+        extension.extra_compile_args["cxx"] = ["-include", str(out), *extension.extra_compile_args["cxx"]]
+
+
+def copy_public_headers() -> None:
+    target = ROOT / "mybackend" / "include" / "mybackend"
+    target.mkdir(parents=True, exist_ok=True)
+    for name in PUBLIC_HEADERS:
+        text = (CSRC / name).read_text()
+        for other in PUBLIC_HEADERS:
+            text = text.replace(f'#include "{other}"', f'#include "{Path(other).name}"')
+        path = target / Path(name).name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+def write_build_info() -> None:
+    text = f'"""Written by setup.py."""\n\nVERSION = "{VERSION}"\nTORCH_VERSION = "{torch.__version__}"\n'
+    path = ROOT / "mybackend" / "_build.py"
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+copy_public_headers()
+write_build_info()
+common = dict(include_dirs=[str(CSRC)], language="c++")
+core = Extension(
+    "mybackend.libmybackend_core",
+    sources(CORE_FOLDERS),
+    define_macros=[("MYBACKEND_VERSION", f'"{VERSION}"')],
+    extra_compile_args={"cxx": COMMON_FLAGS},
+    extra_link_args=["-Wl,-soname,libmybackend_core.so", "-Wl,--as-needed", "-pthread"],
+    **common,
+)
+glue = CppExtension(
+    "mybackend._C",
+    sources(GLUE_FOLDERS),
+    define_macros=[("MYBACKEND_TORCH_VERSION", f'"{torch.__version__}"')],
+    libraries=["mybackend_core"],
+    extra_compile_args={"cxx": COMMON_FLAGS},
+    extra_link_args=["-Wl,-rpath,$ORIGIN", "-Wl,-rpath,$ORIGIN/../torch/lib"],
+    **common,
+)
+glue.include_dirs = [str(CSRC), *include_paths()]
+
+setup(
+    version=VERSION,
+    ext_modules=[core, glue],
+    cmdclass={"build_ext": Build},
+    packages=["mybackend"],
+    py_modules=["mybackend_autoload"],
+    package_data={"mybackend": ["*.so", "include/mybackend/*.h", "py.typed", "*.pyi"]},
+    install_requires=["torch>=2.13"],
+)

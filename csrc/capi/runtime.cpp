@@ -13,11 +13,13 @@ namespace {
 
 void prepare_fork() {
   cpu_pool::lock_for_fork();
+  tracker_detail::lock_for_fork();
   if (DeviceMemory* memory = Runtime::get().memory_if_started()) memory->lock_for_fork();
 }
 
 void after_fork(bool in_child) {
   if (DeviceMemory* memory = Runtime::get().memory_if_started()) memory->unlock_after_fork(in_child);
+  tracker_detail::unlock_after_fork();
   cpu_pool::unlock_after_fork();
 }
 

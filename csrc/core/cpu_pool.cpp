@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "base/thread_local.h"
 #include "base/units.h"
 
 namespace mybackend::cpu_pool {
@@ -105,7 +106,7 @@ struct Pool {
 // the thread's destructors run; `Owner` only exists to notice the thread's exit.
 enum class State : unsigned char { kUnused, kAlive, kGone };
 thread_local constinit State t_state = State::kUnused;
-thread_local constinit Pool* t_pool = nullptr;
+MYBACKEND_HOT_THREAD_LOCAL Pool* t_pool = nullptr;
 
 struct Owner {
   Owner() {

@@ -1,11 +1,12 @@
 #include "core/device_memory.h"
 
+#include "base/thread_local.h"
 #include "core/cpu_pool.h"
 
 namespace mybackend {
 namespace {
 
-thread_local constinit int t_kind = -1;  // -1: the configuration's
+MYBACKEND_HOT_THREAD_LOCAL int t_kind = -1;  // -1: the configuration's
 
 }  // namespace
 
@@ -55,7 +56,7 @@ void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream,
   if (kind != MemoryKind::kCaching || !caching_enabled_.load(std::memory_order_relaxed)) {
     return allocate_other(device, bytes, kind, failure);
   }
-  caching::OomReport report;
+  std::unique_ptr<caching::OomReport> report;
   void* ptr = nullptr;
   try {
     ptr = d.caching.allocate(bytes, stream, &report);
@@ -64,9 +65,9 @@ void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream,
     return nullptr;
   }
   if (ptr == nullptr) {
-    failure->code = report.driver_failed ? StatusCode::kFailed : StatusCode::kOutOfMemory;
+    failure->code = report->driver_failed ? StatusCode::kFailed : StatusCode::kOutOfMemory;
     const TrackerStats live = d.tracker.stats();
-    failure->message = oom_text(report, config_->settings()) + " Requested " + std::to_string(bytes) + " bytes; live " +
+    failure->message = oom_text(*report, config_->settings()) + " Requested " + std::to_string(bytes) + " bytes; live " +
                        std::to_string(live.current_bytes) + " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
     return nullptr;
   }

@@ -4,14 +4,18 @@
 //   peak     the largest value that `current` ever had since the last reset_peak()
 //   total    bytes and calls since the process (or reset_totals()) began
 //
-// `current` and `peak` are exact under threads: `peak` is raised by the very addition that
-// made it. A free of more than is live is a bug of the caller and is refused, so `current` is
-// never negative.
+// `current` and `peak` are exact under threads: `peak` is raised by the very addition that made
+// it. The totals are counted per thread, without sharing, and summed when they are read. A free
+// of more than is live is a bug of the caller and is refused, so `current` is never negative.
+//
+// Trackers live as long as the process: there are at most kMaxTrackers.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "base/thread_local.h"
 
 namespace mybackend {
 
@@ -24,16 +28,53 @@ struct TrackerStats {
   std::int64_t free_count = 0;
 };
 
+namespace tracker_detail {
+
+inline constexpr int kMaxTrackers = 72;
+
+// Written by one thread, read by others.
+struct Totals {
+  std::atomic<std::int64_t> allocated_bytes{0}, allocation_count{0}, free_count{0};
+};
+
+struct ThreadTotals {
+  Totals of[kMaxTrackers];
+  ThreadTotals* next = nullptr;
+  ThreadTotals* previous = nullptr;
+};
+
+extern MYBACKEND_HOT_THREAD_LOCAL ThreadTotals* t_totals;
+// This thread's totals, or (during the thread's exit) shared ones.
+ThreadTotals& make_thread_totals() noexcept;
+// Around fork(): the list of threads must not be locked by another thread then.
+void lock_for_fork();
+void unlock_after_fork();
+
+inline void add(std::atomic<std::int64_t>& counter, std::int64_t amount, bool is_own) noexcept {
+  if (is_own) counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+  else counter.fetch_add(amount, std::memory_order_relaxed);
+}
+
+}  // namespace tracker_detail
+
 class MemoryTracker {
  public:
+  MemoryTracker();
+  ~MemoryTracker();
+  MemoryTracker(const MemoryTracker&) = delete;
+  MemoryTracker& operator=(const MemoryTracker&) = delete;
+
   void track_alloc(std::size_t bytes) noexcept {
     const auto amount = static_cast<std::int64_t>(bytes);
     const std::int64_t now = current_.fetch_add(amount, std::memory_order_relaxed) + amount;
     std::int64_t peak = peak_.load(std::memory_order_relaxed);
     while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
     }
-    allocated_.fetch_add(amount, std::memory_order_relaxed);
-    allocation_count_.fetch_add(1, std::memory_order_relaxed);
+    tracker_detail::ThreadTotals* own = tracker_detail::t_totals;
+    tracker_detail::Totals& totals = (own != nullptr ? *own : tracker_detail::make_thread_totals()).of[id_];
+    const bool is_own = tracker_detail::t_totals != nullptr;
+    tracker_detail::add(totals.allocated_bytes, amount, is_own);
+    tracker_detail::add(totals.allocation_count, 1, is_own);
   }
 
   // False, and nothing counted, when fewer than `bytes` are live.
@@ -43,37 +84,21 @@ class MemoryTracker {
       current_.fetch_add(amount, std::memory_order_relaxed);
       return false;
     }
-    free_count_.fetch_add(1, std::memory_order_relaxed);
+    tracker_detail::ThreadTotals* own = tracker_detail::t_totals;
+    tracker_detail::Totals& totals = (own != nullptr ? *own : tracker_detail::make_thread_totals()).of[id_];
+    tracker_detail::add(totals.free_count, 1, tracker_detail::t_totals != nullptr);
     return true;
   }
 
-  TrackerStats stats() const noexcept {
-    TrackerStats s;
-    s.current_bytes = current_.load(std::memory_order_relaxed);
-    s.peak_bytes = peak_.load(std::memory_order_relaxed);
-    s.total_allocated_bytes = allocated_.load(std::memory_order_relaxed);
-    s.total_freed_bytes = s.total_allocated_bytes - s.current_bytes + base_.load(std::memory_order_relaxed);
-    s.allocation_count = allocation_count_.load(std::memory_order_relaxed);
-    s.free_count = free_count_.load(std::memory_order_relaxed);
-    return s;
-  }
-
+  TrackerStats stats() const noexcept;
   void reset_peak() noexcept { peak_.store(current_.load(std::memory_order_relaxed), std::memory_order_relaxed); }
-
-  void reset_totals() noexcept {
-    base_.store(current_.load(std::memory_order_relaxed), std::memory_order_relaxed);
-    allocated_.store(0, std::memory_order_relaxed);
-    allocation_count_.store(0, std::memory_order_relaxed);
-    free_count_.store(0, std::memory_order_relaxed);
-  }
+  void reset_totals() noexcept;
 
  private:
   alignas(64) std::atomic<std::int64_t> current_{0};
   std::atomic<std::int64_t> peak_{0};
-  std::atomic<std::int64_t> allocated_{0};  // since reset_totals(); freed follows from it
-  std::atomic<std::int64_t> base_{0};       // live bytes at reset_totals()
-  std::atomic<std::int64_t> allocation_count_{0};
-  std::atomic<std::int64_t> free_count_{0};
+  int id_;
+  TrackerStats base_;  // the totals at reset_totals()
 };
 
 }  // namespace mybackend

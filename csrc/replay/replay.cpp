@@ -15,7 +15,7 @@ struct Runner {
   std::unique_ptr<CachingAllocator> allocator;
   std::vector<void*> live;
   std::vector<std::int64_t>* oom_ids = nullptr;
-  OomReport last_oom;
+  std::unique_ptr<OomReport> last_oom;
 
   explicit Runner(std::size_t capacity_bytes) : driver(capacity_bytes) {}
 
@@ -72,7 +72,7 @@ Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out) 
   out->driver = runner.driver.counts();
   out->segments = runner.allocator->snapshot(false);
   out->actions = runner.allocator->history();
-  if (!out->oom_ids.empty()) out->oom_text = oom_text(runner.last_oom, runner.settings);
+  if (!out->oom_ids.empty()) out->oom_text = oom_text(*runner.last_oom, runner.settings);
   return {};
 }
 

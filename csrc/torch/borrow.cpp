@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/InlineDeviceGuard.h>
 
+#include "base/thread_local.h"
 #include "torch/device_allocator.h"
 #include "torch/tensor_access.h"
 
@@ -20,37 +21,44 @@ const c10::DispatchKeySet& excluded_keys() {
   return keys;
 }
 
+// A CPU tensor with a storage of its own, both of which only this thread's stack refers to while
+// no frame uses it.
 struct Shell {
-  c10::intrusive_ptr<c10::TensorImpl> tensor;
-  c10::intrusive_ptr<c10::StorageImpl> storage;
-};
+  at::Tensor tensor;
+  c10::Storage storage;
 
-Shell new_shell() {
-  Shell shell;
-  shell.storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, kCpu),
-                                                        c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true);
-  shell.tensor = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), kCpu);
-  return shell;
-}
-
-// The shells of a thread, used as a stack: those below `top` belong to open frames.
-struct ShellStack {
-  std::vector<Shell> shells;
-  std::size_t top = 0;
-
-  Shell& push() {
-    if (top == shells.size()) shells.push_back(new_shell());
-    return shells[top++];
+  Shell()
+      : tensor(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), kCpu)),
+        storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, kCpu),
+                                                      c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true)) {
+    TensorAccess::storage(tensor.unsafeGetTensorImpl()) = storage;
   }
 };
 
+// The shells of a thread, used as a stack: those below `top` belong to open frames. Their places
+// do not move.
+struct ShellStack {
+  std::vector<std::unique_ptr<Shell>> shells;
+  std::size_t top = 0;
+
+  Shell& push() {
+    if (C10_UNLIKELY(top == shells.size())) shells.push_back(std::make_unique<Shell>());
+    return *shells[top++];
+  }
+};
+
+MYBACKEND_HOT_THREAD_LOCAL ShellStack* t_stack = nullptr;
+
 ShellStack& shell_stack() {
   // Reached through a plain pointer: this is on the way of every operator.
-  thread_local constinit ShellStack* t_stack = nullptr;
   if (C10_LIKELY(t_stack != nullptr)) return *t_stack;
-  thread_local ShellStack stack;
-  t_stack = &stack;
-  return stack;
+  struct Owner {
+    ShellStack stack;
+    ~Owner() { t_stack = nullptr; }
+  };
+  thread_local Owner owner;
+  t_stack = &owner.stack;
+  return owner.stack;
 }
 
 void release_storage_reference(void* context) { delete static_cast<c10::Storage*>(context); }
@@ -118,7 +126,7 @@ void BorrowFrame::open() {
   opened_ = true;
 }
 
-at::Tensor BorrowFrame::alias(const at::Tensor& tensor, bool is_written) {
+const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written) {
   if (C10_UNLIKELY(!tensor.defined())) return tensor;
   if (C10_UNLIKELY(tensor.device().type() != kDeviceType)) {
     cpu_arguments_.push_back(tensor.unsafeGetTensorImpl());
@@ -128,16 +136,14 @@ at::Tensor BorrowFrame::alias(const at::Tensor& tensor, bool is_written) {
   TORCH_CHECK_NOT_IMPLEMENTED(base->layout() == c10::kStrided, operator_name_, ": mybackend does not support the layout ", base->layout());
   c10::StorageImpl* base_storage = base->has_storage() ? base->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 
-  ShellStack& stack = shell_stack();
-  Shell& shell = stack.push();
-  if (C10_UNLIKELY(shell.tensor.use_count() != 1)) shell = new_shell();
-  c10::TensorImpl* impl = shell.tensor.get();
-  Alias entry{impl, nullptr, tensor, base_storage, nullptr, 0, is_written};
+  Shell& shell = shell_stack().push();
+  c10::TensorImpl* impl = shell.tensor.unsafeGetTensorImpl();
+  Alias entry{impl, nullptr, &tensor, base_storage, nullptr, 0, is_written};
   TensorAccess::copy_geometry(base, impl);
   TensorAccess::keys(impl) = cpu_keys(base->key_set());
   TensorAccess::device(impl) = kCpu;
 
-  if (base_storage == nullptr) {
+  if (C10_UNLIKELY(base_storage == nullptr)) {
     TensorAccess::storage(impl) = c10::Storage();
   } else {
     const Alias* same = nullptr;
@@ -147,28 +153,27 @@ at::Tensor BorrowFrame::alias(const at::Tensor& tensor, bool is_written) {
         break;
       }
     }
-    if (same != nullptr) {  // overlap checks compare storages: one base storage, one alias
+    if (C10_UNLIKELY(same != nullptr)) {  // overlap checks compare storages: one base storage, one alias
       TensorAccess::storage(impl) = TensorAccess::storage(same->shell);
     } else {
       if (C10_UNLIKELY(base_storage->has_materializer())) base_storage->mutable_data();
-      c10::StorageImpl* storage = shell.storage.get();
+      c10::StorageImpl* storage = shell.storage.unsafeGetStorageImpl();
       entry.shell_storage = storage;
       entry.data = base_storage->_mutable_data_ptr_no_checks().get();
       entry.nbytes = base_storage->nbytes();
-      storage->set_data_ptr_noswap(c10::DataPtr(entry.data, kCpu));
-      storage->set_nbytes(entry.nbytes);
+      storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, kCpu);
+      storage->unsafe_set_nbytes(entry.nbytes);
       storage->set_resizable(base_storage->resizable());
-      TensorAccess::storage(impl) = c10::Storage(shell.storage);
     }
   }
-  aliases_.push_back(std::move(entry));
-  return at::Tensor(shell.tensor);
+  aliases_.push_back(entry);
+  return shell.tensor;
 }
 
 const at::Tensor* BorrowFrame::argument_of(const at::Tensor& alias) const noexcept {
   const c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
   for (const Alias& entry : aliases_) {
-    if (entry.shell == impl) return &entry.base;
+    if (entry.shell == impl) return entry.base;
   }
   return nullptr;
 }
@@ -201,7 +206,7 @@ void BorrowFrame::write_back() {
   for (Alias& alias : aliases_) {
     if (alias.shell_storage != nullptr) write_back_storage(alias);
     if (!alias.is_written) continue;
-    c10::TensorImpl* base = alias.base.unsafeGetTensorImpl();
+    c10::TensorImpl* base = alias.base->unsafeGetTensorImpl();
     const c10::TensorImpl* shell = alias.shell;
     if (C10_UNLIKELY(shell->sizes() != base->sizes() || shell->strides() != base->strides() ||
                      shell->storage_offset() != base->storage_offset())) {
@@ -243,7 +248,7 @@ at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
   const at::Tensor* base = nullptr;
   for (const Alias& alias : aliases_) {
     if (alias.base_storage != nullptr && TensorAccess::storage(alias.shell).unsafeGetStorageImpl() == storage) {
-      base = &alias.base;
+      base = alias.base;
       break;
     }
   }
@@ -266,23 +271,26 @@ BorrowFrame::~BorrowFrame() {
   reinterpret_cast<c10::impl::ExcludeDispatchKeyGuard*>(guard_)->~ExcludeDispatchKeyGuard();
   reinterpret_cast<BorrowScope*>(scope_)->~BorrowScope();
   ShellStack& stack = shell_stack();
-  // First the references of all shells to their storages, so that the counts tell escapes.
+  // First give every shell its own storage back, so that the counts tell escapes.
   for (std::size_t i = 0; i < aliases_.size(); ++i) {
-    Shell& shell = stack.shells[pool_base_ + i];
-    if (C10_LIKELY(shell.tensor.use_count() == 1)) TensorAccess::storage(shell.tensor.get()) = c10::Storage();
+    if (C10_LIKELY(aliases_[i].shell_storage != nullptr)) continue;
+    Shell& shell = *stack.shells[pool_base_ + i];
+    if (shell.tensor.use_count() == 1) TensorAccess::storage(shell.tensor.unsafeGetTensorImpl()) = shell.storage;
   }
   for (std::size_t i = 0; i < aliases_.size(); ++i) {
-    Shell& shell = stack.shells[pool_base_ + i];
-    const bool kept = shell.tensor.use_count() != 1 || shell.storage.use_count() != 1;
+    Shell& shell = *stack.shells[pool_base_ + i];
+    const bool kept = shell.tensor.use_count() != 1 || shell.storage.use_count() != 2;
     if (C10_LIKELY(!kept)) {
-      if (aliases_[i].shell_storage != nullptr) shell.storage->set_data_ptr_noswap(c10::DataPtr(nullptr, kCpu));
+      if (aliases_[i].shell_storage != nullptr) {
+        shell.storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, kCpu);
+      }
       continue;
     }
     // Someone keeps the alias or a view of it: it owns a reference to the base's storage now.
     if (aliases_[i].shell_storage != nullptr) {
-      shell.storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base.storage(), kCpu);
+      aliases_[i].shell_storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base->storage(), kCpu);
     }
-    shell = new_shell();
+    *stack.shells[pool_base_ + i] = Shell();
   }
   stack.top = pool_base_;
 }

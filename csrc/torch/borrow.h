@@ -61,7 +61,10 @@ class BorrowFrame {
   void open();
 
   // The alias of an argument; the argument itself when it is not on the device.
-  at::Tensor alias(const at::Tensor& tensor, bool is_written = false);
+  //
+  // The reference stays valid, and the alias the frame's, until the frame ends. `tensor` must
+  // live as long.
+  const at::Tensor& alias(const at::Tensor& tensor, bool is_written = false);
   // Carries changes of size, storage and offset back to the written arguments.
   void write_back();
   // A result as the caller must see it. The tensor itself is changed where possible.
@@ -72,8 +75,8 @@ class BorrowFrame {
  private:
   struct Alias {
     c10::TensorImpl* shell;
-    c10::StorageImpl* shell_storage;  // null: shares an earlier alias's
-    at::Tensor base;
+    c10::StorageImpl* shell_storage;  // null: shares an earlier alias's, or has none
+    const at::Tensor* base;
     c10::StorageImpl* base_storage;
     void* data;
     std::size_t nbytes;

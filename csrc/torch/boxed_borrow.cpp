@@ -87,7 +87,8 @@ const Plan& plan_of(const c10::OperatorHandle& op) {
     const void* key = nullptr;
     const Plan* plan = nullptr;
   };
-  static thread_local Recent recent[64];
+  static thread_local std::unique_ptr<Recent[]> recent;  // on the heap: see base/thread_local.h
+  if (C10_UNLIKELY(recent == nullptr)) recent = std::make_unique<Recent[]>(64);
   Recent& slot = recent[(reinterpret_cast<std::uintptr_t>(key) >> 6) % 64];
   if (slot.key == key) return *slot.plan;
   {
@@ -139,7 +140,21 @@ void see_arguments(const Plan& plan, c10::ArrayRef<c10::IValue> arguments, Borro
   }
 }
 
-void alias_arguments(const Plan& plan, torch::jit::Stack* stack, std::size_t first, BorrowFrame& frame) {
+// The arguments' tensors, which the frame refers to while their places on the stack hold aliases.
+// Reserved before it is filled: its elements must not move.
+using Owned = c10::SmallVector<at::Tensor, 8>;
+
+void alias_arguments(const Plan& plan, torch::jit::Stack* stack, std::size_t first, BorrowFrame& frame, Owned& owned) {
+  std::size_t tensor_count = 0;
+  for (std::size_t i = 0; i < plan.arguments.size(); ++i) {
+    const c10::IValue& value = (*stack)[first + i];
+    tensor_count += value.isTensor() ? 1 : value.isList() ? value.toListRef().size() : 0;
+  }
+  owned.reserve(tensor_count);
+  auto alias = [&](at::Tensor&& tensor, bool is_written) -> const at::Tensor& {
+    owned.push_back(std::move(tensor));
+    return frame.alias(owned.back(), is_written);
+  };
   for (std::size_t i = 0; i < plan.arguments.size(); ++i) {
     const ArgumentPlan& a = plan.arguments[i];
     if (a.kind == ArgumentKind::kOther) continue;
@@ -151,19 +166,19 @@ void alias_arguments(const Plan& plan, torch::jit::Stack* stack, std::size_t fir
     }
     if (value.isNone()) continue;
     switch (a.kind) {
-      case ArgumentKind::kTensor: value = frame.alias(value.toTensor(), a.is_written); break;
+      case ArgumentKind::kTensor: value = alias(std::move(value).toTensor(), a.is_written); break;
       case ArgumentKind::kTensorList: {
         c10::List<at::Tensor> list;
-        const auto tensors = value.toTensorVector();
+        std::vector<at::Tensor> tensors = value.toTensorVector();
         list.reserve(tensors.size());
-        for (const at::Tensor& tensor : tensors) list.push_back(frame.alias(tensor, a.is_written));
+        for (at::Tensor& tensor : tensors) list.push_back(alias(std::move(tensor), a.is_written));
         value = std::move(list);
         break;
       }
       case ArgumentKind::kOptionalTensorList: {
         c10::List<std::optional<at::Tensor>> list;
         for (const c10::IValue& element : value.toListRef()) {
-          list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(frame.alias(element.toTensor(), a.is_written)));
+          list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(alias(at::Tensor(element.toTensor()), a.is_written)));
         }
         value = std::move(list);
         break;
@@ -195,13 +210,14 @@ void adopt_results(const Plan& plan, torch::jit::Stack* stack, BorrowFrame& fram
 void borrow_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const Plan& plan = plan_of(op);
   const std::size_t first = stack->size() - plan.arguments.size();
+  Owned owned;  // outlives the frame
   BorrowFrame frame(plan.name.c_str());
   see_arguments(plan, c10::ArrayRef<c10::IValue>(*stack).slice(first), frame);
   if (C10_UNLIKELY(!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU))) {
     no_kernel(plan, "there is no CPU kernel to borrow for it");
   }
   frame.open();
-  alias_arguments(plan, stack, first, frame);
+  alias_arguments(plan, stack, first, frame, owned);
   if (C10_UNLIKELY(plan.needs_default_generator)) {
     ScopedDefaultGenerator scope(frame.device());
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);

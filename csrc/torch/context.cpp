@@ -4,13 +4,16 @@
 
 #include <mutex>
 
+#include "base/thread_local.h"
 #include "torch/cpu_allocator.h"
 
 namespace mybackend::glue {
 namespace {
 
-thread_local constinit c10::DeviceIndex t_device = 0;
-thread_local constinit StreamHandle t_streams[kMaxDevices] = {};
+MYBACKEND_HOT_THREAD_LOCAL c10::DeviceIndex t_device = 0;
+thread_local std::unique_ptr<StreamHandle[]> t_streams;  // on the heap: see base/thread_local.h
+// How many of them differ from the default stream: on most threads none.
+MYBACKEND_HOT_THREAD_LOCAL int t_other_streams = 0;
 
 std::atomic<DeviceMemory*> g_memory{nullptr};
 
@@ -68,15 +71,17 @@ c10::DeviceIndex resolve_device(c10::Device device) {
   return device.index();
 }
 
-StreamHandle current_stream(c10::DeviceIndex device) noexcept { return t_streams[device]; }
+StreamHandle current_stream(c10::DeviceIndex device) noexcept { return t_other_streams == 0 ? kDefaultStream : t_streams[device]; }
 
 StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexcept {
+  if (t_streams == nullptr) t_streams = std::make_unique<StreamHandle[]>(kMaxDevices);
+  t_other_streams += (stream != kDefaultStream) - (t_streams[device] != kDefaultStream);
   return std::exchange(t_streams[device], stream);
 }
 
 void wait_for_current_stream(c10::DeviceIndex device) {
   Driver& driver = memory().driver();
-  if (driver.maybe_busy(device)) check(driver.stream_synchronize(device, t_streams[device]));
+  if (driver.maybe_busy(device)) check(driver.stream_synchronize(device, current_stream(device)));
 }
 
 }  // namespace mybackend::glue

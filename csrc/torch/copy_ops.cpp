@@ -22,25 +22,24 @@ void check_copyable(const at::Tensor& tensor) {
 
 at::Tensor& copy_aliases(at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
   constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
-  // One frame for each device, so that the aliases of both may come from different ones.
-  BorrowFrame dst_frame("aten::copy_");
+  // One frame for each device. They are opened in this order, and must end in the opposite one.
   BorrowFrame src_frame("aten::copy_");
-  at::Tensor dst_alias = dst, src_alias = src;
+  BorrowFrame dst_frame("aten::copy_");
   const bool same_device = on_device(dst) && on_device(src) && dst.device() == src.device();
+  const at::Tensor* src_alias = &src;
+  const at::Tensor* dst_alias = &dst;
   if (on_device(src) && !same_device) {
     src_frame.see(src);
     src_frame.open();
-    src_alias = src_frame.alias(src);
+    src_alias = &src_frame.alias(src);
   }
   if (on_device(dst)) {
     dst_frame.see(dst);
     dst_frame.open();
-    dst_alias = dst_frame.alias(dst, true);
-    if (same_device) src_alias = dst_frame.alias(src);
+    dst_alias = &dst_frame.alias(dst, true);
+    if (same_device) src_alias = &dst_frame.alias(src);
   }
-  at::_ops::copy_::redispatch(cpu, dst_alias, src_alias, non_blocking);
-  dst_alias = at::Tensor();
-  src_alias = at::Tensor();
+  at::_ops::copy_::redispatch(cpu, const_cast<at::Tensor&>(*dst_alias), *src_alias, non_blocking);
   return dst;
 }
 

@@ -7,7 +7,7 @@
 
 namespace mybackend::glue {
 
-thread_local constinit c10::DeviceIndex BorrowScope::t_device = -1;
+MYBACKEND_HOT_THREAD_LOCAL c10::DeviceIndex BorrowScope::t_device = -1;
 
 namespace {
 

@@ -9,6 +9,7 @@
 
 #include <c10/core/Allocator.h>
 
+#include "base/thread_local.h"
 #include "driver/driver.h"
 
 namespace mybackend::glue {
@@ -27,7 +28,7 @@ class BorrowScope {
   static c10::DeviceIndex device() noexcept { return t_device; }
 
  private:
-  static thread_local constinit c10::DeviceIndex t_device;
+  static MYBACKEND_HOT_THREAD_LOCAL c10::DeviceIndex t_device;
   const c10::DeviceIndex previous_;
 };
 

@@ -25,7 +25,7 @@ struct Holder {
 
 template <>
 struct Holder<const at::Tensor&> {
-  at::Tensor value;
+  const at::Tensor& value;
   Holder(BorrowFrame& frame, const at::Tensor& given) : value(frame.alias(given)) {}
   static void see(BorrowFrame& frame, const at::Tensor& given) { frame.see(given); }
   const at::Tensor& get() { return value; }
@@ -33,8 +33,9 @@ struct Holder<const at::Tensor&> {
 
 template <>
 struct Holder<at::Tensor&> {
-  at::Tensor value;
-  Holder(BorrowFrame& frame, at::Tensor& given) : value(frame.alias(given, true)) {}
+  at::Tensor& value;
+  // The alias is a handle of the frame: a kernel may rebind it without harm.
+  Holder(BorrowFrame& frame, at::Tensor& given) : value(const_cast<at::Tensor&>(frame.alias(given, true))) {}
   static void see(BorrowFrame& frame, const at::Tensor& given) { frame.see(given, true); }
   at::Tensor& get() { return value; }
 };

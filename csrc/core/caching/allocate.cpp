@@ -6,21 +6,21 @@
 
 namespace mybackend::caching {
 
-void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, OomReport* report) {
+void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::unique_ptr<OomReport>* report) {
   if (bytes == 0) return nullptr;
   Context context = capture_context();
   Lock lock(mutex_);
   if (bytes >= kMaxRequestBytes) {
-    Request r{bytes, bytes, bytes, stream, &large_, nullptr, {}, {}, false};
+    Request r{bytes, bytes, bytes, stream, &large_, nullptr, false, {}, {}, false};
     r.driver_status = {StatusCode::kOutOfMemory, "more than 1EB was requested"};
-    fill_report(r, report);
+    if (report != nullptr) fill_report(r, (*report = std::make_unique<OomReport>()).get());
     return nullptr;
   }
   // While a private pool is active the frees that wait for events stay as they are: a graph
   // under capture must not query events.
   if (active_pools_.empty() && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
 
-  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, std::move(context), {}, false};
+  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, false, std::move(context), {}, false};
   r.segment_bytes = segment_bytes_for(r.bytes, settings_.large_segment_size_mb);
   r.pool = &pool_for(r.bytes, stream);
 
@@ -47,12 +47,12 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, OomRepo
   (void)driver_->memory_info(device_, &info);
   record(Action::kOom, info.free_bytes, r.bytes, stream, r.pool, r.context);
   ++stats_.num_ooms;
-  OomReport own;
-  OomReport* filled = report != nullptr ? report : &own;
-  fill_report(r, filled);
+  auto filled = std::make_unique<OomReport>();
+  fill_report(r, filled.get());
   const auto observers = oom_observers_;
   lock.unlock();
   for (const auto& observer : observers) observer(*filled);
+  if (report != nullptr) *report = std::move(filled);
   return nullptr;
 }
 
@@ -86,8 +86,8 @@ bool CachingAllocator::take_free_block(Request& r) {
   const std::size_t max_split = settings_.max_split_size_mb;
   if (r.bytes < max_split && best->bytes >= max_split) return false;
   if (r.bytes >= max_split && best->bytes >= r.bytes + settings_.max_non_split_rounding_mb) return false;
-  pool.free.erase(best);
   r.block = best;
+  r.block_is_in_free_set = true;
   return true;
 }
 
@@ -150,7 +150,7 @@ bool CachingAllocator::should_split(const Block& block, std::size_t bytes) const
   return bytes < settings_.max_split_size_mb && rest > kSmallBytes;
 }
 
-// Serves r from r.block, which is in no set.
+// Serves r from r.block.
 void* CachingAllocator::hand_out(Request& r) {
   Block* block = r.block;
   BlockPool& pool = *block->pool;
@@ -159,6 +159,7 @@ void* CachingAllocator::hand_out(Request& r) {
   const bool counts_as_split = !block->is_expandable();  // whole pages of those can be given back
   if (should_split(*block, r.bytes)) {
     Block* rest = block;
+    const FreeSet::Key key = FreeSet::key(rest);
     block = new_block();
     block->address = rest->address;
     block->bytes = r.bytes;
@@ -171,7 +172,7 @@ void* CachingAllocator::hand_out(Request& r) {
     rest->previous = block;
     rest->address += r.bytes;
     rest->bytes -= r.bytes;
-    insert_free(rest);
+    if (r.block_is_in_free_set) replace_free(key, rest); else insert_free(rest);
     if (counts_as_split) {
       if (was_split) {
         subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
@@ -180,9 +181,12 @@ void* CachingAllocator::hand_out(Request& r) {
         add(stats_.inactive_split, which, 1);
       }
     }
-  } else if (was_split && counts_as_split) {
-    subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
-    subtract(stats_.inactive_split, which, 1);
+  } else {
+    if (r.block_is_in_free_set) pool.free.erase(block);
+    if (was_split && counts_as_split) {
+      subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
+      subtract(stats_.inactive_split, which, 1);
+    }
   }
   block->allocated = true;
   block->requested_bytes = r.requested_bytes;
@@ -211,8 +215,6 @@ bool CachingAllocator::run_pressure_callbacks(Lock& lock) {
 }
 
 void CachingAllocator::fill_report(const Request& r, OomReport* report) {
-  if (report == nullptr) return;
-  *report = {};
   MemoryInfo info;
   (void)driver_->memory_info(device_, &info);
   report->device = device_;

@@ -83,6 +83,11 @@ void CachingAllocator::insert_free(Block* block) {
   block->pool->free.insert(block);
 }
 
+void CachingAllocator::replace_free(FreeSet::Key member, Block* block) {
+  block->age_base = block->pool->search_count;
+  block->pool->free.replace(member, block);
+}
+
 void CachingAllocator::add(StatArray& array, int pool, std::int64_t amount) noexcept {
   array[kAll].increase(amount);
   array[pool].increase(amount);

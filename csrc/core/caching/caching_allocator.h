@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "core/caching/block.h"
 #include "core/caching/device_stats.h"
 #include "core/caching/history.h"
@@ -83,9 +84,10 @@ class CachingAllocator {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // nullptr for 0 bytes (no statistics) and when there is no room; then *report tells why.
+  // nullptr for 0 bytes (no statistics) and when there is no room; then *report
+  // (may be null) tells why.
   // Throws std::bad_alloc only when the host has no memory for the allocator's own records.
-  void* allocate(std::size_t bytes, StreamHandle stream, OomReport* report);
+  void* allocate(std::size_t bytes, StreamHandle stream, std::unique_ptr<OomReport>* report);
   // *requested_bytes (may be null) receives what the allocation had asked for.
   FreeResult free(void* ptr, std::size_t* requested_bytes = nullptr) noexcept;
   // Defers the reuse of ptr's block until the work queued on `stream` now, and until the free,
@@ -142,7 +144,7 @@ class CachingAllocator {
 
  private:
   struct Request;
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<Mutex>;
   struct Pressure;
 
   // allocate.cpp
@@ -170,6 +172,7 @@ class CachingAllocator {
   void collect_garbage(const Context& context);
   void put_back(Block* block, const Context& context);  // deferred or direct end of a free
   std::size_t merge(Block* into, Block* from);
+  std::size_t absorb(Block* into, Block* from) noexcept;
 
   // events.cpp
   void record_events(Block* block);
@@ -185,6 +188,7 @@ class CachingAllocator {
   Segment* new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool);
   void delete_segment(Segment* segment) noexcept;
   void insert_free(Block* block);
+  void replace_free(FreeSet::Key member, Block* block);
   int stat_pool(const BlockPool& pool) const noexcept { return pool.is_small ? kSmall : kLarge; }
   static void add(StatArray& array, int pool, std::int64_t amount) noexcept;
   static void subtract(StatArray& array, int pool, std::int64_t amount) noexcept;
@@ -197,7 +201,7 @@ class CachingAllocator {
   const int device_;
   std::size_t total_bytes_ = 0;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   Settings settings_;
   double fraction_ = 1.0;
   std::size_t allowed_bytes_ = kUnlimitedBytes;  // a limit exists when below kUnlimitedBytes

@@ -29,6 +29,15 @@ class FreeSet {
   bool erase(const Block* block) noexcept;
   bool contains(const Block* block) const noexcept;
 
+  struct Key {
+    std::size_t bytes;
+    std::uintptr_t address;
+  };
+  static Key key(const Block* block) noexcept;
+  // Instead of erasing the member with this key and inserting `block` (of the same stream): the
+  // member often stays at its place in the order, and nothing moves.
+  void replace(Key member, Block* block);
+
   // The smallest block of the stream with at least `bytes`, the lowest address first.
   Block* lower_bound(StreamHandle stream, std::size_t bytes) const noexcept;
   // The largest block of the stream that is smaller than `bytes`.
@@ -66,18 +75,22 @@ class FreeSet {
     std::vector<ChunkRef> chunks;  // never holds an empty chunk
   };
   struct Place {
-    const StreamList* list = nullptr;
     std::size_t chunk = 0;
     std::size_t index = 0;  // first entry that is not less than the key
   };
 
   StreamList* find_stream(StreamHandle stream) noexcept;
   const StreamList* find_stream(StreamHandle stream) const noexcept;
+  Place place_of(StreamList& list, const Entry& key) const noexcept;
+  void insert_at(StreamList& list, const Entry& key);
+  void erase_at(StreamList& list, const Place& place) noexcept;
   static Place find_place(const StreamList& list, const Entry& key) noexcept;
   static Entry key_of(const Block* block) noexcept;
 
   std::vector<StreamList> streams_;  // by stream
   std::size_t count_ = 0;
+  // Where the last search ended. Only a hint: whoever uses it looks whether it still holds.
+  mutable Place hint_;
 };
 
 }  // namespace mybackend::caching

@@ -40,14 +40,16 @@ void CachingAllocator::put_back(Block* block, const Context& context) {
   // requested_bytes stays: snapshots show what a free block was last used for.
 
   std::int64_t split_blocks = 0, split_bytes = 0;  // net change
+  // The block takes the place of one absorbed neighbour in the free set.
+  FreeSet::Key place{0, 0};
   for (Block* neighbour : {block->previous, block->next}) {
-    const auto absorbed = static_cast<std::int64_t>(merge(block, neighbour));
-    if (absorbed > 0) {
-      split_blocks -= 1;
-      split_bytes -= absorbed;
-    }
+    if (neighbour == nullptr || !neighbour->is_available() || !neighbour->mapped) continue;
+    split_blocks -= 1;
+    split_bytes -= static_cast<std::int64_t>(neighbour->bytes);
+    if (place.bytes == 0) place = FreeSet::key(neighbour); else block->pool->free.erase(neighbour);
+    absorb(block, neighbour);
   }
-  insert_free(block);
+  if (place.bytes != 0) replace_free(place, block); else insert_free(block);
   if (block->is_split()) {
     split_blocks += 1;
     split_bytes += static_cast<std::int64_t>(block->bytes);
@@ -68,6 +70,11 @@ void CachingAllocator::put_back(Block* block, const Context& context) {
 std::size_t CachingAllocator::merge(Block* into, Block* from) {
   if (from == nullptr || !from->is_available() || from->mapped != into->mapped) return 0;
   if (from->mapped) into->pool->free.erase(from); else into->pool->unmapped.erase(from);
+  return absorb(into, from);
+}
+
+// The same for a neighbour that is in no set any more, or whose place another block takes.
+std::size_t CachingAllocator::absorb(Block* into, Block* from) noexcept {
   if (into->previous == from) {
     into->address = from->address;
     into->previous = from->previous;

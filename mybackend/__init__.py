@@ -19,9 +19,9 @@ if torch.__version__ != _build.TORCH_VERSION:
         "installed; build it again against this torch: `pip install --no-build-isolation --force-reinstall --no-deps .`"
     )
 
-from mybackend import _C, config, cpu, memory, replay  # noqa: E402
-from mybackend._register import register  # noqa: E402
-from mybackend.cpu import allocate_aligned_bytes  # noqa: E402
+from mybackend import _C, config, cpu, memory, replay
+from mybackend._register import register
+from mybackend.cpu import allocate_aligned_bytes
 
 __version__: str = _C.__version__
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from models import MODELS
 
 import mybackend
-from models import MODELS
 
 STEPS = 3
 

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Everything that the project promises, on any machine with Python and a C++ compiler.
+# Arguments go to pytest: bash scripts/test.sh -k storage
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+prepare test models lint
+
+if [ $# -eq 0 ]; then
+  say "format and lint"
+  "$VENV/bin/ruff" check --quiet .
+  "$PYTHON" scripts/check_layers.py
+fi
+
+say "tests"
+workers=$(nproc)
+[ "$workers" -gt 4 ] && workers=4
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+"$PYTHON" -m pytest -n "$workers" --dist worksteal "$@"

@@ -101,5 +101,5 @@ def table() -> str:
     rows = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
     for key in _C._config_keys():
         allowed = key["range"].replace("|", "\\|")
-        rows.append(f"| `{key['name']}` | {key['default'] or '–'} | {allowed} | {key['meaning']} |")
+        rows.append(f"| `{key['name']}` | {key['default'] or '-'} | {allowed} | {key['meaning']} |")
     return "\n".join(rows)

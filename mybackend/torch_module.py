@@ -28,7 +28,7 @@ from mybackend.memory import (
 )
 
 __all__ = [
-    "Event", "Stream", "StreamContext", "current_device", "current_stream", "default_generators", "default_stream",
+    "Event", "Stream", "StreamContext", "current_device", "current_stream", "default_stream",
     "device", "device_count", "device_of", "empty_cache", "get_amp_supported_dtype", "get_device_capability",
     "get_device_name", "get_device_properties", "get_per_process_memory_fraction", "get_rng_state",
     "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized",

@@ -223,7 +223,8 @@ void BorrowFrame::adopt_storage(c10::TensorImpl* result) {
   const c10::Device device(kDeviceType, device_);
   c10::DataPtr& data = impl->_mutable_data_ptr_no_checks();
   if (data.device().type() == kDeviceType) return;  // another result shares it
-  if (C10_LIKELY(data.get_deleter() == &delete_device_bytes)) {
+  if (C10_LIKELY(data.get_deleter() == &delete_device_bytes) || data.get() == nullptr) {
+    // (Zero tensors have a size and no bytes at all.)
     data.unsafe_set_device(device);
     impl->set_allocator(device_allocator());
     return;

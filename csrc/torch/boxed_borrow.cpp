@@ -238,7 +238,8 @@ void register_boxed_kernels() {
       const auto op = dispatcher.findSchema(name);
       if (!op.has_value() || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
       if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
-      const bool has_composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+      const bool has_composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+                                 op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                                  op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
       if (!has_composite) continue;
       const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;

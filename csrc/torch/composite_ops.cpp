@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/DispatchStub.h>
+#include <ATen/ops/tensor_split_native.h>
 #include <ATen/native/transformers/attention.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -172,14 +173,24 @@ std::int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, co
   return at::_fused_sdp_choice(as_cpu(query), as_cpu(key), as_cpu(value), cpu_mask, dropout_p, is_causal, scale, enable_gqa);
 }
 
+// --- tensor_split -----------------------------------------------------------------------------
+// Core insists on indices on the CPU and says so even where the caller cannot know; they are
+// read there anyway.
+
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, std::int64_t dim) {
+  return at::native::tensor_split(self, indices_or_sections.cpu(), dim);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
   for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_cpu_graph>());
   m.impl("dropout", TORCH_FN(dropout));
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
   for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_cpu_graph>());
   m.impl("dropout", TORCH_FN(dropout));
   m.impl("convolution_overrideable", TORCH_FN((&Typed<at::_ops::convolution>::call)));

@@ -31,7 +31,7 @@ CSRC = ROOT / "csrc"
 CORE_FOLDERS = ("base", "driver", "core", "replay", "capi")
 GLUE_FOLDERS = ("torch", "python")
 # Headers that C++ programs include: <mybackend/aligned_bytes.h> and <mybackend/mybackend.h>.
-PUBLIC_HEADERS = ("core/aligned_bytes.h", "core/tracker.h", "core/cpu_pool.h", "capi/mybackend.h")
+PUBLIC_HEADERS = ("core/aligned_bytes.h", "core/tracker.h", "core/cpu_pool.h", "base/thread_local.h", "capi/mybackend.h")
 
 OPTIMIZE = ["-O0"] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-O3"]
 COMMON_FLAGS = ["-std=c++20", "-g1", "-fPIC", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", *OPTIMIZE]

@@ -6,6 +6,8 @@ Importing the package names the device (`mybackend`), registers `torch.mybackend
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 try:
@@ -27,4 +29,15 @@ __version__: str = _C.__version__
 
 register()
 
-__all__ = ["__version__", "allocate_aligned_bytes", "config", "cpu", "memory", "replay"]
+
+def library_path() -> str:
+    """The path of libmybackend_core.so, which needs neither torch nor Python."""
+    return str(Path(__file__).resolve().parent / "libmybackend_core.so")
+
+
+def include_path() -> str:
+    """The folder to name with -I for `#include <mybackend/aligned_bytes.h>`."""
+    return str(Path(__file__).resolve().parent / "include")
+
+
+__all__ = ["__version__", "allocate_aligned_bytes", "config", "cpu", "include_path", "library_path", "memory", "replay"]

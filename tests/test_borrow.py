@@ -1,0 +1,208 @@
+"""Borrowed compute: no copy, the right identity, and nothing changed by an error."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.nn import functional
+
+import mybackend
+
+
+def copies() -> int:
+    return mybackend.memory.copied_output_count()
+
+
+def test_results_are_adopted_not_copied() -> None:
+    before = copies()
+    x = torch.randn(64, 64, device="mybackend")
+    for result in (x + x, x @ x, x.exp(), x.sum(0), torch.hypot(x, x), torch.linalg.svd(x)[0], torch.fft.fft(x), x.sort()[0], x.unique(), x.nonzero(), torch.randperm(9, device="mybackend"), torch.histc(x), x.cumsum(0), functional.conv2d(x[None, None], x[None, None, :3, :3])):
+        assert result.device == x.device
+        assert result.untyped_storage().device == x.device
+    assert copies() == before
+
+
+def test_outputs_and_temporaries_are_our_memory() -> None:
+    x = torch.randn(256, 256, device="mybackend")
+    torch.mybackend.reset_accumulated_memory_stats()
+    torch.linalg.solve(x, x)
+    assert torch.mybackend.memory_stats()["allocation.all.allocated"] >= 3
+
+
+def test_cpu_tensors_are_not_ours() -> None:
+    x = torch.randn(8, device="mybackend")
+    live = torch.mybackend.tracker_stats()["allocation_count"]
+    y = torch.randn(100)
+    z = y + y
+    assert torch.mybackend.tracker_stats()["allocation_count"] == live
+    assert z.device.type == "cpu"
+    del x
+
+
+def test_in_place_and_identity() -> None:
+    x = torch.ones(3, device="mybackend")
+    assert x.add_(1) is x and x.tolist() == [2, 2, 2]
+    assert torch.sub(x, 1, out=x) is x and x.tolist() == [1, 1, 1]
+    version = x._version
+    x.mul_(3)
+    assert x._version == version + 1
+    view = x[1:]
+    view += 1
+    assert x.tolist() == [3, 4, 4]
+    assert functional.relu(x, inplace=True) is x
+    assert torch.erfinv(x / 10, out=(out := torch.empty(3, device="mybackend"))) is out
+
+
+def test_overlap_is_noticed() -> None:
+    x = torch.arange(10.0, device="mybackend")
+    with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer to a single memory location"):
+        x[1:].copy_(x[:-1]) if False else torch.add(x[:-1], 1, out=x[1:])
+    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor refers to a single memory location"):
+        x[:1].expand(5).add_(1)
+    x.add_(x)
+    assert x.tolist() == [2.0 * i for i in range(10)]
+
+
+def test_a_failing_kernel_leaves_everything_as_it_was() -> None:
+    x = torch.ones(3, device="mybackend")
+    y = torch.ones(4, device="mybackend")
+    live = torch.mybackend.tracker_stats()
+    for wrong in (lambda: x + y, lambda: torch.mm(x, y), lambda: torch.linalg.cholesky(-torch.eye(3, device="mybackend")), lambda: x.view(7), lambda: torch.hypot(x, y), lambda: x[5], lambda: functional.embedding(torch.tensor([9], device="mybackend"), x[:, None])):
+        with pytest.raises((RuntimeError, IndexError)):
+            wrong()
+    gc.collect()
+    now = torch.mybackend.tracker_stats()
+    assert now["current_bytes"] == live["current_bytes"]
+    assert torch.empty(5).device.type == "cpu" and torch.mybackend.tracker_stats()["allocation_count"] == now["allocation_count"]
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+def test_operators_that_cannot_run_say_so() -> None:
+    x = torch.ones(3, 3, device="mybackend")
+    with pytest.raises(NotImplementedError, match="mybackend"):
+        x.to_sparse()
+    with pytest.raises(NotImplementedError, match="layout"):
+        torch.empty(2, 2, layout=torch.sparse_csr, device="mybackend")
+    library = torch.library.Library("mybackend_tests", "DEF")
+    library.define("only_meta(Tensor x) -> Tensor")
+    library.impl("only_meta", lambda x: x, "Meta")
+    with pytest.raises(NotImplementedError, match=r"The operator 'mybackend_tests::only_meta' cannot run on mybackend: there is no CPU kernel"):
+        torch.ops.mybackend_tests.only_meta(x)
+
+
+def test_custom_operators_with_a_cpu_kernel_are_borrowed() -> None:
+    library = torch.library.Library("mybackend_custom", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    seen = []
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x.device.type, x.data_ptr()))
+        return x * 2
+
+    library.impl("twice", twice, "CPU")
+    x = torch.ones(3, device="mybackend")
+    y = torch.ops.mybackend_custom.twice(x)
+    assert seen == [("cpu", x.data_ptr())] and y.device == x.device and y.tolist() == [2, 2, 2]
+
+
+def test_an_alias_kept_by_a_kernel_stays_valid() -> None:
+    library = torch.library.Library("mybackend_keeper", "DEF")
+    library.define("keep(Tensor x) -> Tensor")
+    kept: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.extend([x, x[1:]])
+        return x + 0
+
+    library.impl("keep", keep, "CPU")
+    x = torch.arange(1000.0, device="mybackend")
+    y = torch.ops.mybackend_keeper.keep(x)
+    del x
+    gc.collect()
+    other = torch.zeros(1000, device="mybackend")  # would take the freed block
+    assert kept[0].sum().item() == 499500 and kept[1][0].item() == 1.0 and y.sum().item() == 499500
+    assert kept[0].device.type == "cpu"
+    kept.clear()
+    del other
+
+
+def test_results_that_are_arguments() -> None:
+    x = torch.ones(3, device="mybackend")
+    assert x.contiguous() is x and x.to(torch.float32) is x
+    a, b = torch.broadcast_tensors(x, torch.ones(2, 3, device="mybackend"))
+    assert a.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and b.shape == (2, 3)
+
+
+def test_conjugate_and_negative_views() -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    y = x.to("mybackend")
+    assert y.conj().is_conj() and torch.equal((y.conj() * y).cpu(), x.conj() * x)
+    assert torch.equal(torch.fft.fft(y.conj()).cpu(), torch.fft.fft(x.conj()))
+    assert torch.equal(y.conj().imag.cpu(), x.conj().imag) and y.conj().imag.is_neg()
+    assert torch.equal(y.conj().resolve_conj().cpu(), x.conj().resolve_conj())
+    assert torch.equal((y.conj().to("cpu")), x.conj())
+
+
+def test_sdpa_takes_the_path_of_the_cpu() -> None:
+    q, k, v = (torch.randn(2, 3, 7, 8) for _ in range(3))
+    ours = [t.to("mybackend").requires_grad_() for t in (q, k, v)]
+    theirs = [t.clone().requires_grad_() for t in (q, k, v)]
+    a = functional.scaled_dot_product_attention(*ours, is_causal=True)
+    b = functional.scaled_dot_product_attention(*theirs, is_causal=True)
+    assert torch.equal(a.cpu(), b) and type(a.grad_fn) is type(b.grad_fn)
+    a.sum().backward()
+    b.sum().backward()
+    assert all(torch.equal(x.grad.cpu(), y.grad) for x, y in zip(ours, theirs, strict=True))
+
+
+def test_recurrent_networks_in_every_mode() -> None:
+    for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+        torch.manual_seed(0)
+        net = kind(5, 6, num_layers=2, batch_first=True)
+        x = torch.randn(3, 4, 5)
+        expected, _ = net(x)
+        net.to("mybackend")
+        y = x.to("mybackend").requires_grad_()
+        got, _ = net(y)
+        assert torch.equal(got.cpu(), expected)
+        got.sum().backward(retain_graph=True)
+        first = y.grad.clone()
+        got.sum().backward()
+        assert torch.equal(y.grad, 2 * first)
+        with torch.no_grad():
+            assert torch.equal(net(y)[0].cpu(), expected)
+        with torch.inference_mode():
+            assert torch.equal(net(y)[0].cpu(), expected)
+        packed = torch.nn.utils.rnn.pack_padded_sequence(y, torch.tensor([4, 3, 1]), batch_first=True)
+        out, _ = net(packed)
+        padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(out, batch_first=True)
+        assert padded.is_mybackend and lengths.tolist() == [4, 3, 1]
+        padded.sum().backward()
+    with pytest.raises(NotImplementedError, match="double backward"):
+        (g,) = torch.autograd.grad(net(y)[0].sum(), y, create_graph=True)
+
+
+def test_inference_mode_and_no_grad() -> None:
+    with torch.inference_mode():
+        x = torch.ones(3, device="mybackend")
+        y = x * 2
+        assert y.is_inference() and y.device.type == "mybackend"
+    with torch.no_grad():
+        assert not (torch.ones(3, device="mybackend", requires_grad=True) * 2).requires_grad
+
+
+def test_foreach_and_fused_optimizers() -> None:
+    for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+        results = []
+        for device in ("mybackend", "cpu"):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(7, 7).to(device)
+            opt = cls(model.parameters(), lr=0.1, fused=True)
+            for _ in range(3):
+                opt.zero_grad()
+                model(torch.arange(14.0).view(2, 7).to(device)).square().mean().backward()
+                opt.step()
+            results.append([p.detach().cpu() for p in model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), cls

@@ -1,0 +1,81 @@
+"""The caching allocator takes the decisions of PyTorch's CUDA caching allocator."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from mybackend import replay
+
+DATA = Path(__file__).parent / "data"
+GOLDEN: dict[str, dict] = json.loads(gzip.open(DATA / "golden.json.gz").read())
+COMPARED = ("stats", "driver", "segments", "n_actions", "actions_sha256", "oom")
+# Differences that are known and not yet closed; the test fails when one of them closes.
+KNOWN = {
+    "synthetic_pressure.trace|12509511680|garbage_collection_threshold:0.6",
+    "synthetic_pressure.trace|12509511680|garbage_collection_threshold:0.5,max_split_size_mb:128",
+}
+
+
+def differences(run: str) -> list[str]:
+    trace, capacity, conf = run.split("|")
+    result = replay.run(DATA / "traces" / f"{trace}.gz", conf, int(capacity))
+    return [key for key in COMPARED if result[key] != GOLDEN[run][key]]
+
+
+@pytest.mark.parametrize("run", GOLDEN)
+def test_equals_the_golden_result(run: str) -> None:
+    known = run in KNOWN or run.startswith("synthetic_streams")
+    assert bool(differences(run)) == known, differences(run)
+
+
+@pytest.mark.parametrize("trace", ["synthetic_pools", "synthetic_streams", "synthetic_pressure"])
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64,garbage_collection_threshold:0.5"])
+def test_invariants_hold_after_every_event(trace: str, conf: str) -> None:
+    replay.run(DATA / "traces" / f"{trace}.trace.gz", conf, 1 << 30, check_invariants=True)
+
+
+def test_result_and_actions() -> None:
+    result = replay.run("a 1 1000 0\na 2 5 0\nf 1\n# a comment\n\na 3 0 0\nf 3\n", actions=True)
+    assert [a[0] for a in result["actions"]] == ["segment_alloc", "alloc", "alloc", "free_requested", "free_completed"]
+    assert result["stats"]["allocated_bytes.all"] == [512, 1536, 1536, 1024]
+    assert result["oom"] == [] and result["n_actions"] == 5
+    tight = replay.run("a 7 9000000 0", capacity=2 << 20)
+    assert tight["oom"] == [7] and "free of 2.00 MiB" in tight["oom_text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 1 10 0\nx 3\n", "line 2: unknown event 'x'"),
+        ("a 1 10\n", "line 1: expected 'a ID BYTES STREAM'"),
+        ("a 1 ten 0\n", "line 1: expected"),
+        ("a 1 10 0 7\n", "line 1: expected"),
+        ("a 1 -10 0\n", "line 1: expected"),
+        ("\n\nf 4\n", "line 3: allocation 4 was never made"),
+        ("m 1.5\n", "line 1: expected"),
+        ("d 3\n", "event 1"),
+        ("n 3\n", "event 1"),
+    ],
+)
+def test_malformed_traces(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replay.run(text)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="unknown key"):
+        replay.run("a 1 1 0\n", conf="nonsense:1")
+    with pytest.raises(ValueError, match="capacity"):
+        replay.run("a 1 1 0\n", capacity=0)
+    with pytest.raises(FileNotFoundError):
+        replay.run("no_such_file.trace")
+    with pytest.raises(ValueError, match="repeat"):
+        replay.benchmark("a 1 1 0\n", repeat=0)
+
+
+def test_benchmark() -> None:
+    assert 0 < replay.benchmark(DATA / "traces" / "synthetic_mlp.trace.gz", repeat=3) < 1e6

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _FIELDS = ("current", "peak", "allocated", "freed")
 
 
 def _text_of(trace: str | os.PathLike[str]) -> str:
-    if isinstance(trace, str) and ("\n" in trace or not trace.strip()):
+    if isinstance(trace, str) and ("\n" in trace or re.match(r"\s*([afrqmbnd] \S|[ep]?$)", trace)):
         return trace
     path = Path(trace)
     if path.suffix == ".gz":

@@ -203,6 +203,10 @@ class Event(torch.Event):
             raise NotImplementedError("mybackend: events between processes are not supported yet")
         return super().__new__(cls, device="mybackend", enable_timing=enable_timing, blocking=blocking)
 
+    def elapsed_time(self, other: torch.Event) -> float:
+        """Milliseconds from this event to `other`; both must be recorded and complete."""
+        return _C._event_elapsed_ms(self.event_id, other.event_id)
+
 
 def current_stream(device: Device = None) -> torch.Stream:
     """The calling thread's current stream of a device."""
@@ -259,6 +263,8 @@ def _default_generator(device: Device = None) -> torch.Generator:
 def __getattr__(name: str) -> Any:
     if name == "default_generators":
         return tuple(_default_generator(i) for i in range(device_count()))
+    if name == "_initialized":  # asked by torch.utils.checkpoint before it saves generator states
+        return _C._is_initialized()
     raise AttributeError(f"module 'torch.mybackend' has no attribute {name!r}")
 
 

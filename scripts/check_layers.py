@@ -27,7 +27,7 @@ ALLOWED["torch"] = ALLOWED["capi"] | {"torch"}
 ALLOWED["python"] = ALLOWED["torch"] | {"python"}
 
 TORCH_FREE = {"base", "driver", "driver/sim", "driver/model", "core", "core/caching", "replay", "capi"}
-FOREIGN = re.compile(r"(ATen|c10|torch|caffe2|pybind11|cuda|Python\.h|hip)(/|\b)")
+FOREIGN = re.compile(r"((ATen|c10|torch|caffe2|pybind11|hip)/|cuda|Python\.h)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # What the torch-free library may be linked to, and what it may not be.

@@ -37,7 +37,8 @@ def test_alignment_capacity_and_counters(size: int) -> None:
     assert now["current_bytes"] == before["current_bytes"] + size
     assert now["peak_bytes"] >= now["current_bytes"] and now["allocation_count"] == before["allocation_count"] + 1
     view = memoryview(block)
-    view[0], view[-1] = 7, 9
+    view[-1] = 9
+    view[0] = 7
     assert bytes(view[:1]) == b"\x07" and view.format == "B" and view.nbytes == size
     ctypes.memset(block.address, 1, block.capacity)
     del view, block

@@ -63,7 +63,7 @@ def test_accumulated_and_empty_cache() -> None:
 
 
 def test_beyond_capacity() -> None:
-    free, total = torch.mybackend.mem_get_info()
+    _, total = torch.mybackend.mem_get_info()
     before = torch.mybackend.memory_stats()
     live = torch.mybackend.tracker_stats()
     with pytest.raises(torch.OutOfMemoryError) as caught:

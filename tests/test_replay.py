@@ -11,7 +11,7 @@ import pytest
 from mybackend import replay
 
 DATA = Path(__file__).parent / "data"
-GOLDEN: dict[str, dict] = json.loads(gzip.open(DATA / "golden.json.gz").read())
+GOLDEN: dict[str, dict] = json.loads(gzip.decompress((DATA / "golden.json.gz").read_bytes()))
 COMPARED = ("stats", "driver", "segments", "n_actions", "actions_sha256", "oom")
 # Differences that are known and not yet closed; the test fails when one of them closes.
 KNOWN = {

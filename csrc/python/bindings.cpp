@@ -357,6 +357,9 @@ void bind_device(py::module_& m) {
   });
   m.def("_default_generator", [](int device) { return glue::default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("_current_stream", [](int device) { return glue::current_stream(static_cast<c10::DeviceIndex>(device)); });
+  m.def("_event_elapsed_ms", [](std::intptr_t start, std::intptr_t end) {
+    return glue::event_elapsed_ms(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end));
+  });
   m.def("_set_fault", [](const std::string& primitive, std::int64_t calls, const std::string& kind, std::int64_t repeat) {
     auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver());
     if (sim == nullptr) throw py::value_error("faults: only the sim driver scripts them");

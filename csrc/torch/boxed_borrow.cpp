@@ -248,6 +248,24 @@ void register_boxed_kernels() {
   });
 }
 
+namespace {
+
+template <const char* const& kWhat>
+void refuse(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  no_kernel(plan_of(op), std::string(kWhat) + " are not supported");
+}
+
+const char* const kSparse = "sparse tensors";
+const char* const kNested = "nested tensors";
+const char* const kQuantized = "quantized tensors";
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>()); }
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kNested>>()); }
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kQuantized>>()); }
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&borrow_boxed>()); }
 
 }  // namespace mybackend::glue

@@ -103,10 +103,9 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
     for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) {
       if (tensor.device().type() != kDeviceType) return tensor;
       at::Tensor cpu = share_as_cpu(tensor);
-      if (differentiable) {
-        cpu.set_requires_grad(tensor.requires_grad());
-        node->cpu_inputs.push_back(cpu);
-      }
+      // Also where no graph is made: some paths of the CPU look at it.
+      if (tensor.requires_grad()) cpu.set_requires_grad(true);
+      if (differentiable) node->cpu_inputs.push_back(cpu);
       return cpu;
     });
   }

@@ -40,4 +40,7 @@ inline StreamHandle to_handle(const c10::Stream& stream) { return static_cast<St
 // runs on the calling thread does first.
 void wait_for_current_stream(c10::DeviceIndex device);
 
+// Milliseconds between two recorded events of c10 (the void* that c10::Event holds).
+double event_elapsed_ms(void* start, void* end);
+
 }  // namespace mybackend::glue

@@ -114,4 +114,7 @@ struct MyBackendGuard final : c10::impl::DeviceGuardImplInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, MyBackendGuard)
 
 }  // namespace
+
+double event_elapsed_ms(void* start, void* end) { return MyBackendGuard().elapsedTime(start, end, 0); }
+
 }  // namespace mybackend::glue

@@ -139,7 +139,8 @@ bool CachingAllocator::release_cached_blocks(PoolId only, const Context& context
     if (!everything) synchronize_events(context, pool);
     release_pool_blocks(pool->small, context);
     release_pool_blocks(pool->large, context);
-    if (pool->segment_count == 0) {
+    const bool is_used = std::any_of(segments_.begin(), segments_.end(), [&](const auto& s) { return s->pool->owner == pool; });
+    if (pool->segment_count == 0 && !is_used) {
       std::erase(freeable_pools_, id);
       std::erase(fallback_pools_, id);
       for (auto& [known, stat] : private_reserved_) {

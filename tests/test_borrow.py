@@ -161,14 +161,14 @@ def test_recurrent_networks_in_every_mode() -> None:
     for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
         torch.manual_seed(0)
         net = kind(5, 6, num_layers=2, batch_first=True)
-        x = torch.randn(3, 4, 5)
+        x = torch.randn(3, 4, 5, requires_grad=True)
         expected, _ = net(x)
         with torch.no_grad():
             expected_no_grad, _ = net(x)  # the CPU may take another path then
         with torch.inference_mode():
             expected_inference, _ = net(x)
         net.to("mybackend")
-        y = x.to("mybackend").requires_grad_()
+        y = x.detach().to("mybackend").requires_grad_()
         got, _ = net(y)
         assert torch.equal(got.cpu(), expected)
         got.sum().backward(retain_graph=True)

@@ -71,12 +71,13 @@ c10::DataPtr shared_data_ptr(const c10::Storage& storage, c10::Device device) {
 at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* allocator) {
   const c10::TensorImpl* from = tensor.unsafeGetTensorImpl();
   const bool to_cpu = device.is_cpu();
+  // An inference tensor shares as one, a normal tensor as a normal one, whatever the mode is now.
+  c10::InferenceMode mode(tensor.is_inference());
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(to_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1),
                                                    from->dtype(), device);
   TensorAccess::copy_geometry(from, impl.get());
   TensorAccess::device(impl.get()) = device;
-  const c10::DispatchKeySet extra = tensor.key_set() & c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
-  TensorAccess::keys(impl.get()) = TensorAccess::keys(impl.get()) | extra;
+  TensorAccess::keys(impl.get()) = to_cpu ? cpu_keys(tensor.key_set()) : device_keys(tensor.key_set());
   if (from->has_storage() && from->unsafe_storage()) {
     const c10::Storage& storage = from->unsafe_storage();
     TensorAccess::storage(impl.get()) = c10::Storage(c10::make_intrusive<c10::StorageImpl>(

@@ -49,7 +49,7 @@ def run(
     the `actions` themselves as [name, address, size, stream]. `check_invariants` checks the
     whole state after every event. Raises ValueError for a malformed trace (with its line) or
     configuration."""
-    raw = _C._replay(_text_of(trace), conf, _capacity(capacity), actions, check_invariants)
+    raw = _C._replay(_text_of(trace), conf, _capacity(capacity), check_invariants)
     stats: dict[str, Any] = {}
     for name, value in raw["stats"].items():
         if not isinstance(value, dict):

@@ -90,8 +90,9 @@ def is_initialized() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    """Always False: a forked child can use a device that is made of host memory."""
-    return False
+    """Whether this is a forked child that cannot use the device. Never on the sim driver: its
+    devices are host memory."""
+    return _C._is_in_bad_fork()
 
 
 def current_device() -> int:

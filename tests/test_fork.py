@@ -64,3 +64,23 @@ def test_dataloader_workers(run_python) -> None:
             assert total == 2016
         """
     )
+
+
+def test_a_driver_that_cannot_survive_a_fork(run_python) -> None:
+    run_python(
+        """
+        import os, torch, mybackend
+        torch.ones(1, device="mybackend")
+        mybackend._C._set_fault("prepare_fork", 1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                assert torch.mybackend._is_in_bad_fork()
+                torch.ones(1, device="mybackend")
+            except RuntimeError as error:
+                os._exit(0 if "Cannot re-initialize mybackend in forked subprocess" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert not torch.mybackend._is_in_bad_fork() and torch.ones(2, device="mybackend").sum().item() == 2
+        """
+    )

@@ -20,8 +20,12 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
-constexpr bool is_power_of_two(std::size_t value) { return std::has_single_bit(value); }
+constexpr bool is_power_of_two(std::size_t value) {
+  return std::has_single_bit(value);
+}
 
-constexpr std::size_t power_of_two_floor(std::size_t value) { return std::bit_floor(value); }
+constexpr std::size_t power_of_two_floor(std::size_t value) {
+  return std::bit_floor(value);
+}
 
 }  // namespace mybackend

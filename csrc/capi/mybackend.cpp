@@ -9,7 +9,9 @@
 
 using namespace mybackend;
 
-const char* mybackend_version(void) { return MYBACKEND_VERSION; }
+const char* mybackend_version(void) {
+  return MYBACKEND_VERSION;
+}
 
 void* mybackend_cpu_allocate(size_t nbytes) {
   if (nbytes == 0) return nullptr;
@@ -24,8 +26,14 @@ void mybackend_cpu_free(void* ptr, size_t nbytes) {
   aligned_bytes_tracker(Device::CPU).track_free(nbytes);
 }
 
-size_t mybackend_cpu_trim(void) { return cpu_pool::trim(); }
+size_t mybackend_cpu_trim(void) {
+  return cpu_pool::trim();
+}
 
-int64_t mybackend_cpu_live_bytes(void) { return aligned_bytes_tracker(Device::CPU).stats().current_bytes; }
+int64_t mybackend_cpu_live_bytes(void) {
+  return aligned_bytes_tracker(Device::CPU).stats().current_bytes;
+}
 
-int64_t mybackend_cpu_peak_bytes(void) { return aligned_bytes_tracker(Device::CPU).stats().peak_bytes; }
+int64_t mybackend_cpu_peak_bytes(void) {
+  return aligned_bytes_tracker(Device::CPU).stats().peak_bytes;
+}

@@ -11,18 +11,6 @@
 namespace mybackend {
 namespace {
 
-void prepare_fork() {
-  cpu_pool::lock_for_fork();
-  tracker_detail::lock_for_fork();
-  if (DeviceMemory* memory = Runtime::get().memory_if_started()) memory->lock_for_fork();
-}
-
-void after_fork(bool in_child) {
-  if (DeviceMemory* memory = Runtime::get().memory_if_started()) memory->unlock_after_fork(in_child);
-  tracker_detail::unlock_after_fork();
-  cpu_pool::unlock_after_fork();
-}
-
 bool is_set(const char* variable) {
   const char* value = std::getenv(variable);
   return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
@@ -33,6 +21,23 @@ bool is_set(const char* variable) {
 Runtime& Runtime::get() {
   static Runtime* runtime = new Runtime;
   return *runtime;
+}
+
+void Runtime::prepare_fork() {
+  mutex_.lock();
+  cpu_pool::lock_for_fork();
+  tracker_detail::lock_for_fork();
+  pinned_.lock_for_fork();
+  driver_forks_ = memory_if_started() == nullptr || memory_if_started()->lock_for_fork();
+}
+
+void Runtime::after_fork(bool in_child) {
+  if (DeviceMemory* memory = memory_if_started()) memory->unlock_after_fork(in_child);
+  pinned_.unlock_after_fork();
+  tracker_detail::unlock_after_fork();
+  cpu_pool::unlock_after_fork();
+  mutex_.unlock();
+  if (in_child && !driver_forks_) bad_fork_.store(true);
 }
 
 Status Runtime::read_environment() {
@@ -62,7 +67,8 @@ Status Runtime::start_locked() {
     char* end = nullptr;
     const long count = std::strtol(text, &end, 10);
     if (*end != '\0' || count < 1 || count > 64) {
-      return {StatusCode::kInvalidArgument, std::string("MYBACKEND_DEVICE_COUNT: bad value '") + text + "'; expected a whole number from 1 to 64"};
+      return {StatusCode::kInvalidArgument,
+              std::string("MYBACKEND_DEVICE_COUNT: bad value '") + text + "'; expected a whole number from 1 to 64"};
     }
     options.device_count = static_cast<int>(count);
   }
@@ -71,12 +77,18 @@ Status Runtime::start_locked() {
   if (Status status = SimDriver::create(options, &driver); !status.ok()) return status;
   auto* memory = new DeviceMemory(std::move(driver), &config_);  // never destroyed, as the runtime
   memory->set_caching_enabled(!is_set("MYBACKEND_NO_MEMORY_CACHING"));
-  pthread_atfork(&prepare_fork, [] { after_fork(false); }, [] { after_fork(true); });
+  pthread_atfork([] { Runtime::get().prepare_fork(); }, [] { Runtime::get().after_fork(false); }, [] { Runtime::get().after_fork(true); });
   memory_.store(memory, std::memory_order_release);
   return {};
 }
 
 DeviceMemory* Runtime::memory(Status* error) {
+  if (is_in_bad_fork()) {
+    *error = {StatusCode::kFailed,
+              "Cannot re-initialize mybackend in forked subprocess. To use mybackend with multiprocessing, you must use the 'spawn' start "
+              "method"};
+    return nullptr;
+  }
   if (DeviceMemory* memory = memory_if_started()) return memory;
   if (Status status = read_environment(); !status.ok()) {
     *error = status;

@@ -6,6 +6,7 @@
 
 #include "core/config.h"
 #include "core/device_memory.h"
+#include "core/pinned_memory.h"
 
 namespace mybackend {
 
@@ -15,6 +16,7 @@ class Runtime {
   static Runtime& get();
 
   Config& config() noexcept { return config_; }
+  PinnedMemory& pinned() noexcept { return pinned_; }
 
   // Reads the configuration variable in force, once. A bad value is remembered and returned by
   // every later call, and by memory(), until configure() was given a good one.
@@ -29,6 +31,12 @@ class Runtime {
   // The same, or null when nothing was used yet. Does not start anything.
   DeviceMemory* memory_if_started() const noexcept { return memory_.load(std::memory_order_acquire); }
 
+  // Whether this is a forked child of a process whose driver cannot survive a fork. memory()
+  // then fails.
+  bool is_in_bad_fork() const noexcept { return bad_fork_.load(); }
+  void prepare_fork();
+  void after_fork(bool in_child);
+
   // Devices that memory() would give or gives; does not start anything, never fails.
   int device_count() const noexcept;
 
@@ -37,11 +45,14 @@ class Runtime {
   Status start_locked();
 
   Config config_;
+  PinnedMemory pinned_;
   mutable std::mutex mutex_;
   bool environment_read_ = false;
   Status environment_status_;
   Status start_status_;
   std::atomic<DeviceMemory*> memory_{nullptr};
+  std::atomic<bool> bad_fork_{false};
+  bool driver_forks_ = true;  // what the driver said in prepare_fork
 };
 
 }  // namespace mybackend

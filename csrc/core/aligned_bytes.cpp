@@ -34,16 +34,17 @@ struct Release {
 
 }  // namespace
 
-const char* device_name(Device device) noexcept { return device == Device::CPU ? "CPU" : "GPU"; }
+const char* device_name(Device device) noexcept {
+  return device == Device::CPU ? "CPU" : "GPU";
+}
 
 OutOfMemory::OutOfMemory(Device device, std::size_t requested_bytes, std::size_t live_bytes, std::size_t peak_bytes)
     : device(device),
       requested_bytes(requested_bytes),
       live_bytes(live_bytes),
       peak_bytes(peak_bytes),
-      message_("out of memory on " + std::string(device_name(device)) + ": " + std::to_string(requested_bytes) +
-               " bytes requested, " + std::to_string(live_bytes) + " bytes live, " + std::to_string(peak_bytes) +
-               " bytes at the peak") {}
+      message_("out of memory on " + std::string(device_name(device)) + ": " + std::to_string(requested_bytes) + " bytes requested, " +
+               std::to_string(live_bytes) + " bytes live, " + std::to_string(peak_bytes) + " bytes at the peak") {}
 
 MemoryTracker& aligned_bytes_tracker(Device device) noexcept {
   static MemoryTracker trackers[2];
@@ -56,8 +57,7 @@ std::shared_ptr<std::byte[]> allocate_aligned_bytes(std::size_t nbytes, Device d
   void* ptr = device == Device::CPU ? cpu_pool::allocate(nbytes) : allocate_unpooled(nbytes);
   if (ptr == nullptr) {
     const TrackerStats stats = tracker.stats();
-    throw OutOfMemory(device, nbytes, static_cast<std::size_t>(stats.current_bytes),
-                      static_cast<std::size_t>(stats.peak_bytes));
+    throw OutOfMemory(device, nbytes, static_cast<std::size_t>(stats.current_bytes), static_cast<std::size_t>(stats.peak_bytes));
   }
   // Counted first: if the control block cannot be made, the deleter runs and takes it back.
   tracker.track_alloc(nbytes);

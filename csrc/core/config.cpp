@@ -159,7 +159,8 @@ struct DivisionsKind {
       } else {
         std::int64_t mb = 0;
         if (!parse_integer(boundary, &mb) || mb < 1 || mb > (1 << 20) || !is_power_of_two(static_cast<std::size_t>(mb))) return false;
-        const std::size_t bucket = std::min<std::size_t>(static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(mb)) - 1), result.size() - 1);
+        const std::size_t bucket =
+            std::min<std::size_t>(static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(mb)) - 1), result.size() - 1);
         if (!first && bucket <= last) return false;
         if (first) std::fill(result.begin(), result.begin() + static_cast<std::ptrdiff_t>(bucket), count);
         result[bucket] = count;
@@ -314,13 +315,13 @@ Status parse_settings(std::string_view text, Settings* settings, std::vector<Con
     const ConfigEntry& entry = parsed[i];
     for (std::size_t j = 0; j < i; ++j) {
       if (parsed[j].key == entry.key) {
-        return error_at(entry.position, "key '" + entry.key + "' is given twice (first at position " +
-                                            std::to_string(parsed[j].position) + ")");
+        return error_at(entry.position,
+                        "key '" + entry.key + "' is given twice (first at position " + std::to_string(parsed[j].position) + ")");
       }
     }
     if (!assign(&result, entry.key, entry.value)) {
-      return error_at(entry.position, "key '" + entry.key + "': bad value '" + entry.value + "'; expected " +
-                                          find_config_key(entry.key)->range);
+      return error_at(entry.position,
+                      "key '" + entry.key + "': bad value '" + entry.value + "'; expected " + find_config_key(entry.key)->range);
     }
   }
   for (const ConfigEntry& entry : parsed) {  // rules between keys, whatever their order
@@ -341,12 +342,14 @@ Status parse_settings(std::string_view text, Settings* settings, std::vector<Con
 std::vector<std::string> settings_warnings(const Settings& s) {
   std::vector<std::string> warnings;
   if (s.expandable_segments && s.max_split_size_mb != kUnlimitedBytes) {
-    warnings.push_back("max_split_size_mb works against expandable_segments: blocks of an expandable segment of at least "
-                       "that size are refused to smaller requests, and mapped anew");
+    warnings.push_back(
+        "max_split_size_mb works against expandable_segments: blocks of an expandable segment of at least "
+        "that size are refused to smaller requests, and mapped anew");
   }
   if (s.garbage_collection_threshold > 0 && s.per_process_memory_fraction >= 1) {
-    warnings.push_back("garbage_collection_threshold has no effect without a memory fraction below 1 "
-                       "(per_process_memory_fraction or set_per_process_memory_fraction)");
+    warnings.push_back(
+        "garbage_collection_threshold has no effect without a memory fraction below 1 "
+        "(per_process_memory_fraction or set_per_process_memory_fraction)");
   }
   if (s.pinned_max_round_threshold_mb > s.pinned_max_cached_size_mb) {
     warnings.push_back("pinned_max_round_threshold_mb above pinned_max_cached_size_mb rounds up blocks that are never reused");

@@ -18,9 +18,7 @@ struct Pool;
 // Counters of a thread: written by it alone, read by stats() from others.
 struct Counter {
   std::atomic<std::int64_t> value{0};
-  void add(std::int64_t amount) noexcept {
-    value.store(value.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
-  }
+  void add(std::int64_t amount) noexcept { value.store(value.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed); }
   std::int64_t get() const noexcept { return value.load(std::memory_order_relaxed); }
 };
 
@@ -44,7 +42,9 @@ void* system_allocate(std::size_t bytes) noexcept {
   return posix_memalign(&ptr, kCpuAlignment, bytes) == 0 ? ptr : nullptr;
 }
 
-void system_free(void* ptr) noexcept { std::free(ptr); }
+void system_free(void* ptr) noexcept {
+  std::free(ptr);
+}
 
 // Every living pool, and what exited threads counted.
 struct Registry {
@@ -78,7 +78,10 @@ struct Pool {
     flush();
     Registry& r = registry();
     std::lock_guard lock(r.mutex);
-    if (previous) previous->next = next; else r.first = next;
+    if (previous)
+      previous->next = next;
+    else
+      r.first = next;
     if (next) next->previous = previous;
     for (int i = 0; i < kCpuPoolClassCount; ++i) {
       r.exited_hits[i] += classes[i].hits.get();
@@ -238,14 +241,24 @@ std::size_t trim() noexcept {
   return pool->flush();
 }
 
-std::size_t set_max_cached_bytes(std::size_t bytes) noexcept { return g_max_cached_bytes.exchange(bytes); }
+std::size_t set_max_cached_bytes(std::size_t bytes) noexcept {
+  return g_max_cached_bytes.exchange(bytes);
+}
 
-std::size_t max_cached_bytes() noexcept { return g_max_cached_bytes.load(); }
+std::size_t max_cached_bytes() noexcept {
+  return g_max_cached_bytes.load();
+}
 
-void lock_for_fork() { registry().mutex.lock(); }
+void lock_for_fork() {
+  registry().mutex.lock();
+}
 
-void unlock_after_fork() { registry().mutex.unlock(); }
+void unlock_after_fork() {
+  registry().mutex.unlock();
+}
 
-void set_system_allocate_for_testing(SystemAllocateFn allocate) noexcept { g_system_allocate.store(allocate); }
+void set_system_allocate_for_testing(SystemAllocateFn allocate) noexcept {
+  g_system_allocate.store(allocate);
+}
 
 }  // namespace mybackend::cpu_pool

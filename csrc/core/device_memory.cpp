@@ -26,8 +26,12 @@ const char* memory_kind_name(MemoryKind kind) noexcept {
   return "unknown";
 }
 
-ScopedMemoryKind::ScopedMemoryKind(MemoryKind kind) noexcept : previous_(t_kind) { t_kind = static_cast<int>(kind); }
-ScopedMemoryKind::~ScopedMemoryKind() { t_kind = previous_; }
+ScopedMemoryKind::ScopedMemoryKind(MemoryKind kind) noexcept : previous_(t_kind) {
+  t_kind = static_cast<int>(kind);
+}
+ScopedMemoryKind::~ScopedMemoryKind() {
+  t_kind = previous_;
+}
 
 DeviceMemory::DeviceMemory(std::unique_ptr<Driver> driver, Config* config) : driver_(std::move(driver)), config_(config) {
   const Settings settings = config_->settings();
@@ -78,8 +82,8 @@ void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream,
 void DeviceMemory::fail(int device, std::size_t bytes, std::string message, AllocationFailure* failure) const {
   const TrackerStats live = devices_[static_cast<std::size_t>(device)]->tracker.stats();
   failure->code = StatusCode::kOutOfMemory;
-  failure->message = std::move(message) + ". Requested " + std::to_string(bytes) + " bytes; live " +
-                     std::to_string(live.current_bytes) + " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
+  failure->message = std::move(message) + ". Requested " + std::to_string(bytes) + " bytes; live " + std::to_string(live.current_bytes) +
+                     " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
 }
 
 void* DeviceMemory::allocate_other(int device, std::size_t bytes, MemoryKind kind, AllocationFailure* failure) {
@@ -137,8 +141,10 @@ bool DeviceMemory::free_other(void* ptr) noexcept {
     shard.pointers.erase(found);
   }
   other_count_.fetch_sub(1, std::memory_order_relaxed);
-  if (pointer.from_driver) (void)driver_->memory_free(pointer.device, ptr);
-  else cpu_pool::deallocate(ptr, pointer.bytes);
+  if (pointer.from_driver)
+    (void)driver_->memory_free(pointer.device, ptr);
+  else
+    cpu_pool::deallocate(ptr, pointer.bytes);
   tracker(pointer.device).track_free(pointer.bytes);
   return true;
 }
@@ -160,14 +166,17 @@ DeviceMemory::Shard& DeviceMemory::shard_of(const void* ptr) const noexcept {
   return shards_[(reinterpret_cast<std::uintptr_t>(ptr) >> 6) % kShardCount];
 }
 
-void DeviceMemory::lock_for_fork() {
+bool DeviceMemory::lock_for_fork() {
   for (auto& device : devices_) device->caching.lock_for_fork();
   for (Shard& shard : shards_) shard.mutex.lock();
-  (void)driver_->prepare_fork();
+  return driver_->prepare_fork().ok();
 }
 
 void DeviceMemory::unlock_after_fork(bool in_child) {
-  if (in_child) driver_->after_fork_in_child(); else driver_->after_fork_in_parent();
+  if (in_child)
+    driver_->after_fork_in_child();
+  else
+    driver_->after_fork_in_parent();
   for (Shard& shard : shards_) shard.mutex.unlock();
   for (auto& device : devices_) device->caching.unlock_after_fork();
 }

@@ -73,7 +73,8 @@ class DeviceMemory {
   void set_caching_enabled(bool enabled) noexcept { caching_enabled_.store(enabled); }
   bool caching_enabled() const noexcept { return caching_enabled_.load(); }
 
-  void lock_for_fork();
+  // False when the driver cannot survive the fork.
+  bool lock_for_fork();
   void unlock_after_fork(bool in_child);
 
  private:

@@ -53,7 +53,10 @@ struct Owner {
       to.allocation_count.fetch_add(from.allocation_count, std::memory_order_relaxed);
       to.free_count.fetch_add(from.free_count, std::memory_order_relaxed);
     }
-    if (totals->previous != nullptr) totals->previous->next = totals->next; else r.first = totals->next;
+    if (totals->previous != nullptr)
+      totals->previous->next = totals->next;
+    else
+      r.first = totals->next;
     if (totals->next != nullptr) totals->next->previous = totals->previous;
     delete totals;
   }
@@ -72,8 +75,12 @@ ThreadTotals& make_thread_totals() noexcept {
   return registry().shared;
 }
 
-void lock_for_fork() { registry().mutex.lock(); }
-void unlock_after_fork() { registry().mutex.unlock(); }
+void lock_for_fork() {
+  registry().mutex.lock();
+}
+void unlock_after_fork() {
+  registry().mutex.unlock();
+}
 
 }  // namespace tracker_detail
 

@@ -51,8 +51,10 @@ void lock_for_fork();
 void unlock_after_fork();
 
 inline void add(std::atomic<std::int64_t>& counter, std::int64_t amount, bool is_own) noexcept {
-  if (is_own) counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
-  else counter.fetch_add(amount, std::memory_order_relaxed);
+  if (is_own)
+    counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+  else
+    counter.fetch_add(amount, std::memory_order_relaxed);
 }
 
 }  // namespace tracker_detail

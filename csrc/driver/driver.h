@@ -35,8 +35,8 @@ struct MemoryInfo {
 struct DeviceInfo {
   const char* name = "";
   std::size_t total_bytes = 0;
-  std::size_t page_bytes = 0;         // granularity of the virtual memory calls
-  int multi_processor_count = 0;      // CPU threads on `sim`
+  std::size_t page_bytes = 0;     // granularity of the virtual memory calls
+  int multi_processor_count = 0;  // CPU threads on `sim`
 };
 
 class Driver {
@@ -90,12 +90,10 @@ class Driver {
   virtual bool maybe_busy(int device) const noexcept = 0;
   // Runs `task` after all earlier work of the stream. What it throws is kept as the stream's
   // error. `name` must outlive the call only.
-  virtual Status stream_enqueue(int device, StreamHandle stream, const char* name,
-                                std::function<void()> task) noexcept = 0;
+  virtual Status stream_enqueue(int device, StreamHandle stream, const char* name, std::function<void()> task) noexcept = 0;
   // Copies between any two of: device memory, host memory. Queued on the stream; the caller
   // keeps both alive until it has run.
-  virtual Status copy_async(int device, StreamHandle stream, void* dst, const void* src,
-                            std::size_t bytes) noexcept = 0;
+  virtual Status copy_async(int device, StreamHandle stream, void* dst, const void* src, std::size_t bytes) noexcept = 0;
 
   // --- Events -------------------------------------------------------------------------------
   virtual Status event_create(int device, EventHandle* out) noexcept = 0;
@@ -109,8 +107,9 @@ class Driver {
   virtual Status event_elapsed_ns(EventHandle start, EventHandle end, std::int64_t* out) noexcept = 0;
 
   // --- Process ------------------------------------------------------------------------------
-  // Called around fork(): locks are held over it; the child starts with idle streams.
-  // kNotSupported when a child cannot use the device.
+  // Called around fork(): locks are held over it, and one of the after_* calls follows on each
+  // side whatever this returns. The child goes on with the queues as they were. kNotSupported
+  // when a child cannot use the device.
   virtual Status prepare_fork() noexcept = 0;
   virtual void after_fork_in_parent() noexcept = 0;
   virtual void after_fork_in_child() noexcept = 0;

@@ -11,15 +11,25 @@
 namespace mybackend {
 
 enum class Primitive : int {
-  kMemoryAllocate, kMemoryFree, kAddressReserve, kPhysicalCreate, kMemoryMap, kMemoryUnmap,
-  kStreamCreate, kStreamEnqueue, kStreamSynchronize, kEventCreate, kEventRecord, kEventQuery,
+  kMemoryAllocate,
+  kMemoryFree,
+  kAddressReserve,
+  kPhysicalCreate,
+  kMemoryMap,
+  kMemoryUnmap,
+  kStreamCreate,
+  kStreamEnqueue,
+  kStreamSynchronize,
+  kEventCreate,
+  kEventRecord,
+  kEventQuery,
+  kPrepareFork,
   kCount,
 };
 
 inline constexpr const char* kPrimitiveNames[] = {
-    "memory_allocate", "memory_free", "address_reserve", "physical_create", "memory_map",
-    "memory_unmap", "stream_create", "stream_enqueue", "stream_synchronize", "event_create",
-    "event_record", "event_query"};
+    "memory_allocate", "memory_free",        "address_reserve", "physical_create", "memory_map",  "memory_unmap", "stream_create",
+    "stream_enqueue",  "stream_synchronize", "event_create",    "event_record",    "event_query", "prepare_fork"};
 
 class FaultScript {
  public:
@@ -48,8 +58,7 @@ class FaultScript {
     if (left != 1) return {};
     if (entry.repeat.fetch_sub(1) <= 1) entry.countdown.store(0);
     const StatusCode code = entry.code.load(std::memory_order_relaxed);
-    return {code, std::string(kPrimitiveNames[static_cast<int>(primitive)]) + ": scripted fault (" +
-                      status_code_name(code) + ")"};
+    return {code, std::string(kPrimitiveNames[static_cast<int>(primitive)]) + ": scripted fault (" + status_code_name(code) + ")"};
   }
 
  private:

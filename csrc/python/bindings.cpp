@@ -1,6 +1,6 @@
 // mybackend._C: what the Python package calls. Bindings and conversions, no logic.
-#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "capi/mybackend.h"
 #include "capi/runtime.h"
@@ -37,11 +37,11 @@ py::dict stat_dict(const caching::Stat& stat) {
 py::dict stats_dict(const caching::DeviceStats& stats) {
   py::dict result;
   const char* pools[] = {"all", "small_pool", "large_pool"};
-#define X(name)                                                                                    \
-  {                                                                                                \
-    py::dict by_pool;                                                                              \
+#define X(name)                                                                                     \
+  {                                                                                                 \
+    py::dict by_pool;                                                                               \
     for (int i = 0; i < caching::kStatPoolCount; ++i) by_pool[pools[i]] = stat_dict(stats.name[i]); \
-    result[#name] = by_pool;                                                                       \
+    result[#name] = by_pool;                                                                        \
   }
   MYBACKEND_STAT_ARRAYS(X)
 #undef X
@@ -125,65 +125,67 @@ py::list device_segments(int device) {
 }
 
 void bind_replay(py::module_& m) {
-  m.def("_replay", [](const std::string& text, const std::string& conf, std::size_t capacity, bool actions, bool check_invariants) {
-    replay::Trace trace;
-    replay::ReplayResult r;
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = replay::parse_trace(text, &trace);
-      if (status.ok()) status = replay::run(trace, {conf, capacity, check_invariants}, &r);
-    }
-    check_or_throw(status);
-    py::dict result, driver;
-    result["stats"] = stats_dict(r.stats);
-    driver["malloc"] = r.driver.malloc;
-    driver["free"] = r.driver.free;
-    driver["map"] = r.driver.map;
-    driver["unmap"] = r.driver.unmap;
-    result["driver"] = driver;
-    py::list segments;
-    for (const caching::SegmentInfo& s : r.segments) {
-      py::dict d;
-      d["address"] = s.address;
-      d["total_size"] = s.total_bytes;
-      d["stream"] = s.stream;
-      d["large"] = s.is_large ? 1 : 0;
-      d["expandable"] = s.is_expandable ? 1 : 0;
-      py::list pool, blocks;
-      pool.append(s.pool_id.first);
-      pool.append(s.pool_id.second);
-      d["pool"] = pool;
-      for (const caching::BlockInfo& b : s.blocks) {
-        py::list block;
-        block.append(b.bytes);
-        block.append(b.requested_bytes);
-        block.append(b.allocated ? 1 : 0);
-        block.append(b.active ? 1 : 0);
-        blocks.append(block);
-      }
-      d["blocks"] = blocks;
-      segments.append(d);
-    }
-    result["segments"] = segments;
-    py::list ooms;
-    for (std::int64_t id : r.oom_ids) ooms.append(id);
-    result["oom"] = ooms;
-    result["oom_text"] = r.oom_text;
-    // The compact JSON that the hash is taken over, made here: a list of a million small lists
-    // would take seconds to build.
-    std::string json = "[";
-    for (const caching::TraceEntry& a : r.actions) {
-      if (json.size() > 1) json += ',';
-      json += std::string("[\"") + caching::kActionNames[static_cast<int>(a.action)] + "\"," + std::to_string(a.address) + ',' +
-              std::to_string(a.bytes) + ',' + std::to_string(a.stream) + ']';
-    }
-    json += ']';
-    result["n_actions"] = r.actions.size();
-    result["actions_json"] = json;
-    (void)actions;
-    return result;
-  }, py::arg("text"), py::arg("conf"), py::arg("capacity"), py::arg("actions"), py::arg("check_invariants"));
+  m.def(
+      "_replay",
+      [](const std::string& text, const std::string& conf, std::size_t capacity, bool check_invariants) {
+        replay::Trace trace;
+        replay::ReplayResult r;
+        Status status;
+        {
+          py::gil_scoped_release release;
+          status = replay::parse_trace(text, &trace);
+          if (status.ok()) status = replay::run(trace, {conf, capacity, check_invariants}, &r);
+        }
+        check_or_throw(status);
+        py::dict result, driver;
+        result["stats"] = stats_dict(r.stats);
+        driver["malloc"] = r.driver.malloc;
+        driver["free"] = r.driver.free;
+        driver["map"] = r.driver.map;
+        driver["unmap"] = r.driver.unmap;
+        result["driver"] = driver;
+        py::list segments;
+        for (const caching::SegmentInfo& s : r.segments) {
+          py::dict d;
+          d["address"] = s.address;
+          d["total_size"] = s.total_bytes;
+          d["stream"] = s.stream;
+          d["large"] = s.is_large ? 1 : 0;
+          d["expandable"] = s.is_expandable ? 1 : 0;
+          py::list pool, blocks;
+          pool.append(s.pool_id.first);
+          pool.append(s.pool_id.second);
+          d["pool"] = pool;
+          for (const caching::BlockInfo& b : s.blocks) {
+            py::list block;
+            block.append(b.bytes);
+            block.append(b.requested_bytes);
+            block.append(b.allocated ? 1 : 0);
+            block.append(b.active ? 1 : 0);
+            blocks.append(block);
+          }
+          d["blocks"] = blocks;
+          segments.append(d);
+        }
+        result["segments"] = segments;
+        py::list ooms;
+        for (std::int64_t id : r.oom_ids) ooms.append(id);
+        result["oom"] = ooms;
+        result["oom_text"] = r.oom_text;
+        // The compact JSON that the hash is taken over, made here: a list of a million small lists
+        // would take seconds to build.
+        std::string json = "[";
+        for (const caching::TraceEntry& a : r.actions) {
+          if (json.size() > 1) json += ',';
+          json += std::string("[\"") + caching::kActionNames[static_cast<int>(a.action)] + "\"," + std::to_string(a.address) + ',' +
+                  std::to_string(a.bytes) + ',' + std::to_string(a.stream) + ']';
+        }
+        json += ']';
+        result["n_actions"] = r.actions.size();
+        result["actions_json"] = json;
+        return result;
+      },
+      py::arg("text"), py::arg("conf"), py::arg("capacity"), py::arg("check_invariants"));
   m.def("_replay_benchmark", [](const std::string& text, const std::string& conf, std::size_t capacity, int repeat) {
     double ns = 0;
     Status status;
@@ -327,6 +329,7 @@ void bind_device(py::module_& m) {
     if (Runtime::get().memory(&error) == nullptr) check_or_throw(error);
     glue::memory();
   });
+  m.def("_is_in_bad_fork", [] { return Runtime::get().is_in_bad_fork(); });
   m.def("_is_initialized", [] { return Runtime::get().memory_if_started() != nullptr; });
   m.def("_register_boxed_kernels", [] {
     py::gil_scoped_release release;
@@ -360,16 +363,19 @@ void bind_device(py::module_& m) {
   m.def("_event_elapsed_ms", [](std::intptr_t start, std::intptr_t end) {
     return glue::event_elapsed_ms(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end));
   });
-  m.def("_set_fault", [](const std::string& primitive, std::int64_t calls, const std::string& kind, std::int64_t repeat) {
-    auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver());
-    if (sim == nullptr) throw py::value_error("faults: only the sim driver scripts them");
-    for (int i = 0; i < static_cast<int>(Primitive::kCount); ++i) {
-      if (primitive != kPrimitiveNames[i]) continue;
-      sim->faults().fail(static_cast<Primitive>(i), calls, kind == "oom" ? StatusCode::kOutOfMemory : StatusCode::kFailed, repeat);
-      return;
-    }
-    throw py::value_error("faults: unknown primitive '" + primitive + "'");
-  }, py::arg("primitive"), py::arg("calls"), py::arg("kind") = "failed", py::arg("repeat") = 1);
+  m.def(
+      "_set_fault",
+      [](const std::string& primitive, std::int64_t calls, const std::string& kind, std::int64_t repeat) {
+        auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver());
+        if (sim == nullptr) throw py::value_error("faults: only the sim driver scripts them");
+        for (int i = 0; i < static_cast<int>(Primitive::kCount); ++i) {
+          if (primitive != kPrimitiveNames[i]) continue;
+          sim->faults().fail(static_cast<Primitive>(i), calls, kind == "oom" ? StatusCode::kOutOfMemory : StatusCode::kFailed, repeat);
+          return;
+        }
+        throw py::value_error("faults: unknown primitive '" + primitive + "'");
+      },
+      py::arg("primitive"), py::arg("calls"), py::arg("kind") = "failed", py::arg("repeat") = 1);
   m.def("_clear_faults", [] {
     if (auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver())) sim->faults().clear();
   });

@@ -80,14 +80,19 @@ Status parse_trace(std::string_view text, Trace* out) {
       case 'r': good = fields.number(&id) && fields.number(&event.stream); break;
       case 'q': good = fields.number(&event.stream); break;
       case 'm': good = fields.number(&event.fraction) && event.fraction >= 0 && event.fraction <= 1; break;
-      case 'b': case 'n': case 'd': good = fields.number(&event.id) && event.id > 0; break;
+      case 'b':
+      case 'n':
+      case 'd': good = fields.number(&event.id) && event.id > 0; break;
       default: break;
     }
     if (!good || !fields.next().empty()) return fail("expected '" + std::string(form) + "', found '" + std::string(line) + "'");
     if (event.kind == 'a') {
       event.id = static_cast<std::uint32_t>(out->ids.size());
       auto [slot, added] = index_of.try_emplace(id, event.id);
-      if (added) out->ids.push_back(id); else event.id = slot->second;
+      if (added)
+        out->ids.push_back(id);
+      else
+        event.id = slot->second;
     } else if (event.kind == 'f' || event.kind == 'r') {
       auto found = index_of.find(id);
       if (found == index_of.end()) return fail("allocation " + std::to_string(id) + " was never made");

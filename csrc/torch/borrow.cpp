@@ -16,8 +16,8 @@ const c10::Device kCpu(c10::DeviceType::CPU);
 // Autograd and autocast have had their turn when a backend kernel runs; the borrowed kernel's
 // own calls must not meet them again.
 const c10::DispatchKeySet& excluded_keys() {
-  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                          c10::DispatchKeySet({c10::DispatchKey::AutocastCPU});
+  static const c10::DispatchKeySet keys =
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet({c10::DispatchKey::AutocastCPU});
   return keys;
 }
 
@@ -61,7 +61,9 @@ ShellStack& shell_stack() {
   return owner.stack;
 }
 
-void release_storage_reference(void* context) { delete static_cast<c10::Storage*>(context); }
+void release_storage_reference(void* context) {
+  delete static_cast<c10::Storage*>(context);
+}
 
 c10::DataPtr shared_data_ptr(const c10::Storage& storage, c10::Device device) {
   void* data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
@@ -88,7 +90,9 @@ at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* a
 
 }  // namespace
 
-std::int64_t copied_output_count() noexcept { return g_copied_outputs.load(std::memory_order_relaxed); }
+std::int64_t copied_output_count() noexcept {
+  return g_copied_outputs.load(std::memory_order_relaxed);
+}
 
 at::Tensor share_as_device(const at::Tensor& cpu, c10::DeviceIndex device) {
   return share(cpu, c10::Device(kDeviceType, device), device_allocator());
@@ -245,7 +249,8 @@ at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
   if (!result.defined() || !result.device().is_cpu()) return std::move(result);
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   if (const at::Tensor* argument = argument_of(result)) return *argument;
-  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ", result.layout());
+  TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ",
+                              result.layout());
   c10::StorageImpl* storage = impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
   const at::Tensor* base = nullptr;
   for (const Alias& alias : aliases_) {

@@ -46,8 +46,10 @@ class BorrowFrame {
     if (!tensor.defined()) return;
     const c10::Device device = tensor.device();
     if (C10_LIKELY(device.type() == kDeviceType)) {
-      if (device_ < 0) device_ = device.index();
-      else if (C10_UNLIKELY(device.index() != device_)) see_other(tensor, is_written, cpu_allowed);
+      if (device_ < 0)
+        device_ = device.index();
+      else if (C10_UNLIKELY(device.index() != device_))
+        see_other(tensor, is_written, cpu_allowed);
     } else {
       see_other(tensor, is_written, cpu_allowed);
     }

@@ -16,9 +16,19 @@ namespace {
 // Operators that take CPU tensors with dimensions beside device tensors, as on CUDA.
 bool accepts_cpu_tensors(const std::string& name) {
   static const std::unordered_set<std::string> names = {
-      "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_index_put_impl",
-      "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate",
-      "aten::_pad_packed_sequence", "aten::_pack_padded_sequence", "aten::_copy_from", "aten::_copy_from_and_resize",
+      "aten::index",
+      "aten::index_put",
+      "aten::index_put_",
+      "aten::_index_put_impl_",
+      "aten::_index_put_impl",
+      "aten::_unsafe_index",
+      "aten::_unsafe_index_put",
+      "aten::_unsafe_masked_index",
+      "aten::_unsafe_masked_index_put_accumulate",
+      "aten::_pad_packed_sequence",
+      "aten::_pack_padded_sequence",
+      "aten::_copy_from",
+      "aten::_copy_from_and_resize",
   };
   return names.count(name) != 0;
 }
@@ -52,7 +62,8 @@ ArgumentKind kind_of(const c10::Argument& argument) {
       const c10::TypePtr element = type->expectRef<c10::ListType>().getElementType();
       if (element->kind() == c10::TypeKind::TensorType) return ArgumentKind::kTensorList;
       if (element->kind() == c10::TypeKind::OptionalType) {
-        if (element->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType) return ArgumentKind::kOptionalTensorList;
+        if (element->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType)
+          return ArgumentKind::kOptionalTensorList;
       }
       return ArgumentKind::kOther;
     }
@@ -261,11 +272,21 @@ const char* const kQuantized = "quantized tensors";
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>()); }
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>()); }
-TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kNested>>()); }
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kQuantized>>()); }
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>());
+}
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kNested>>());
+}
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kQuantized>>());
+}
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&borrow_boxed>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&borrow_boxed>());
+}
 
 }  // namespace mybackend::glue

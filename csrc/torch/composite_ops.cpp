@@ -3,8 +3,8 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/native/DispatchStub.h>
-#include <ATen/ops/tensor_split_native.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/tensor_split_native.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -54,7 +54,8 @@ struct CpuGraphBackward final : torch::autograd::Node {
     for (const at::Tensor& input : cpu_inputs) {
       if (input.requires_grad()) wanted.push_back(input);
     }
-    torch::autograd::variable_list found = torch::autograd::grad(roots, wanted, root_gradients, keep_graph, /*create_graph=*/false, /*allow_unused=*/true);
+    torch::autograd::variable_list found =
+        torch::autograd::grad(roots, wanted, root_gradients, keep_graph, /*create_graph=*/false, /*allow_unused=*/true);
     std::size_t next = 0;
     for (std::size_t i = 0; i < cpu_inputs.size(); ++i) {
       if (!cpu_inputs[i].requires_grad()) continue;
@@ -113,7 +114,8 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   {
     BorrowScope scope(device);
     at::AutoGradMode grad_mode(differentiable);
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1}));
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1}));
     ScopedDefaultGenerator generator(device);  // dropout between the layers
     op.callBoxed(stack);
   }
@@ -122,8 +124,10 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
     for_each_tensor((*stack)[i], [&](const at::Tensor& cpu) {
       at::Tensor result = share_as_device(cpu, device);
       if (node != nullptr) {
-        if (cpu.requires_grad()) torch::autograd::set_history(result, node);
-        else node->add_input_metadata(torch::autograd::Node::undefined_input());
+        if (cpu.requires_grad())
+          torch::autograd::set_history(result, node);
+        else
+          node->add_input_metadata(torch::autograd::Node::undefined_input());
         node->cpu_outputs.push_back(cpu.requires_grad() ? cpu : at::Tensor());
       }
       return result;
@@ -131,17 +135,19 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   }
 }
 
-constexpr const char* kRecurrent[] = {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
-                                      "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"};
+constexpr const char* kRecurrent[] = {"lstm.input",     "lstm.data",     "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
+                                      "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell",  "rnn_relu_cell"};
 
 // --- Convolution ------------------------------------------------------------------------------
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable(
-    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
-    c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> mask) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable(const at::Tensor& grad, const at::Tensor& input,
+                                                                                 const at::Tensor& weight, c10::SymIntArrayRef stride,
+                                                                                 c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation,
+                                                                                 bool transposed, c10::SymIntArrayRef output_padding,
+                                                                                 c10::SymInt groups, std::array<bool, 3> mask) {
   const c10::SymInt channels = grad.sym_size(1);
-  return at::_ops::convolution_backward::call(grad, input, weight, at::OptionalSymIntArrayRef(channels), stride, padding, dilation, transposed,
-                                              output_padding, std::move(groups), mask);
+  return at::_ops::convolution_backward::call(grad, input, weight, at::OptionalSymIntArrayRef(channels), stride, padding, dilation,
+                                              transposed, output_padding, std::move(groups), mask);
 }
 
 // --- Dropout ----------------------------------------------------------------------------------
@@ -160,8 +166,9 @@ at::Tensor dropout(const at::Tensor& input, double p, bool train) {
 
 // --- Attention --------------------------------------------------------------------------------
 
-std::int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-                              double dropout_p, bool is_causal, std::optional<double> scale, bool enable_gqa) {
+std::int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                              const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal, std::optional<double> scale,
+                              bool enable_gqa) {
   const auto as_cpu = [](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.device().type() != kDeviceType) return tensor;
     at::Tensor cpu = share_as_cpu(tensor);

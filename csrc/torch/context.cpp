@@ -43,16 +43,19 @@ void check(const Status& status) {
 
 DeviceMemory& memory() {
   DeviceMemory* memory = g_memory.load(std::memory_order_acquire);
-  return memory != nullptr ? *memory : start_memory();
+  if (C10_LIKELY(memory != nullptr && !Runtime::get().is_in_bad_fork())) return *memory;
+  return start_memory();
 }
 
 void check_device_index(c10::DeviceIndex device) {
   const int count = Runtime::get().device_count();
-  TORCH_CHECK(device >= 0 && device < count, "mybackend error: invalid device ordinal ", static_cast<int>(device),
-              " (there ", count == 1 ? "is 1 device" : "are " + std::to_string(count) + " devices", ")");
+  TORCH_CHECK(device >= 0 && device < count, "mybackend error: invalid device ordinal ", static_cast<int>(device), " (there ",
+              count == 1 ? "is 1 device" : "are " + std::to_string(count) + " devices", ")");
 }
 
-c10::DeviceIndex current_device() noexcept { return t_device; }
+c10::DeviceIndex current_device() noexcept {
+  return t_device;
+}
 
 void set_current_device(c10::DeviceIndex device) {
   if (device != t_device) check_device_index(device);
@@ -71,7 +74,9 @@ c10::DeviceIndex resolve_device(c10::Device device) {
   return device.index();
 }
 
-StreamHandle current_stream(c10::DeviceIndex device) noexcept { return t_other_streams == 0 ? kDefaultStream : t_streams[device]; }
+StreamHandle current_stream(c10::DeviceIndex device) noexcept {
+  return t_other_streams == 0 ? kDefaultStream : t_streams[device];
+}
 
 StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexcept {
   if (t_streams == nullptr) t_streams = std::make_unique<StreamHandle[]>(kMaxDevices);

@@ -34,7 +34,9 @@ StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexc
 inline c10::Stream to_stream(c10::DeviceIndex device, StreamHandle handle) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, device), static_cast<c10::StreamId>(handle));
 }
-inline StreamHandle to_handle(const c10::Stream& stream) { return static_cast<StreamHandle>(stream.id()); }
+inline StreamHandle to_handle(const c10::Stream& stream) {
+  return static_cast<StreamHandle>(stream.id());
+}
 
 // Waits until the earlier work of the device's current stream is done: what an operator that
 // runs on the calling thread does first.

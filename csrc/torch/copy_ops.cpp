@@ -13,7 +13,9 @@
 namespace mybackend::glue {
 namespace {
 
-bool on_device(const at::Tensor& tensor) { return tensor.device().type() == kDeviceType; }
+bool on_device(const at::Tensor& tensor) {
+  return tensor.device().type() == kDeviceType;
+}
 
 void check_copyable(const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(on_device(tensor) || tensor.is_cpu(), "mybackend cannot copy from or to a tensor on ", tensor.device());

@@ -17,8 +17,10 @@ c10::Allocator* g_original = nullptr;
 // kernel is borrowed any more (oneDNN frees its scratch memory so): ask the address.
 void raw_delete(void* ptr) {
   DeviceMemory* memory = Runtime::get().memory_if_started();
-  if (memory != nullptr && memory->owns(ptr)) delete_device_bytes(ptr);
-  else g_original->raw_deleter()(ptr);
+  if (memory != nullptr && memory->owns(ptr))
+    delete_device_bytes(ptr);
+  else
+    g_original->raw_deleter()(ptr);
 }
 
 class BorrowingCpuAllocator final : public c10::Allocator {
@@ -29,9 +31,7 @@ class BorrowingCpuAllocator final : public c10::Allocator {
     return allocate_device_bytes(device, nbytes, c10::Device(c10::DeviceType::CPU));
   }
 
-  c10::DeleterFnPtr raw_deleter() const override {
-    return g_original->raw_deleter() != nullptr ? &raw_delete : nullptr;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return g_original->raw_deleter() != nullptr ? &raw_delete : nullptr; }
 
   void copy_data(void* dst, const void* src, std::size_t nbytes) const override { default_copy_data(dst, src, nbytes); }
 

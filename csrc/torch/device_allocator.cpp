@@ -20,8 +20,7 @@ void report_to_profiler(void* ptr, std::int64_t change_bytes, c10::DeviceIndex d
   if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
   const caching::DeviceStats stats = memory().caching(device).stats();
   c10::reportMemoryUsageToProfiler(ptr, change_bytes, static_cast<std::size_t>(memory().tracker(device).stats().current_bytes),
-                                   static_cast<std::size_t>(stats.reserved_bytes[caching::kAll].current),
-                                   c10::Device(kDeviceType, device));
+                                   static_cast<std::size_t>(stats.reserved_bytes[caching::kAll].current), c10::Device(kDeviceType, device));
 }
 
 class MyBackendAllocator final : public c10::DeviceAllocator {
@@ -95,7 +94,9 @@ MyBackendAllocator& instance() {
 
 }  // namespace
 
-c10::DeviceAllocator* device_allocator() noexcept { return &instance(); }
+c10::DeviceAllocator* device_allocator() noexcept {
+  return &instance();
+}
 
 c10::DataPtr allocate_device_bytes(c10::DeviceIndex device, std::size_t nbytes, c10::Device labelled) {
   if (nbytes == 0) return {nullptr, nullptr, &delete_device_bytes, labelled};

@@ -8,7 +8,9 @@ DeviceGenerator::DeviceGenerator(c10::DeviceIndex device)
     : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       cpu_(at::detail::createCPUGenerator()) {}
 
-void DeviceGenerator::set_current_seed(std::uint64_t seed) { cpu_.set_current_seed(seed); }
+void DeviceGenerator::set_current_seed(std::uint64_t seed) {
+  cpu_.set_current_seed(seed);
+}
 
 void DeviceGenerator::set_offset(std::uint64_t) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
@@ -18,16 +20,22 @@ std::uint64_t DeviceGenerator::get_offset() const {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
 }
 
-std::uint64_t DeviceGenerator::current_seed() const { return cpu_.current_seed(); }
+std::uint64_t DeviceGenerator::current_seed() const {
+  return cpu_.current_seed();
+}
 
 std::uint64_t DeviceGenerator::seed() {
   at::Generator cpu = cpu_;
   return cpu.seed();
 }
 
-void DeviceGenerator::set_state(const c10::TensorImpl& new_state) { cpu_.unsafeGetGeneratorImpl()->set_state(new_state); }
+void DeviceGenerator::set_state(const c10::TensorImpl& new_state) {
+  cpu_.unsafeGetGeneratorImpl()->set_state(new_state);
+}
 
-c10::intrusive_ptr<c10::TensorImpl> DeviceGenerator::get_state() const { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
+c10::intrusive_ptr<c10::TensorImpl> DeviceGenerator::get_state() const {
+  return cpu_.unsafeGetGeneratorImpl()->get_state();
+}
 
 DeviceGenerator* DeviceGenerator::clone_impl() const {
   auto* copy = new DeviceGenerator(device().index());
@@ -59,8 +67,12 @@ std::optional<at::Generator> borrowed_generator(const std::optional<at::Generato
   return static_cast<DeviceGenerator*>(given->unsafeGetGeneratorImpl())->cpu_generator();
 }
 
-ScopedDefaultGenerator::ScopedDefaultGenerator(c10::DeviceIndex device) : device_(device) { swap_states(); }
-ScopedDefaultGenerator::~ScopedDefaultGenerator() { swap_states(); }
+ScopedDefaultGenerator::ScopedDefaultGenerator(c10::DeviceIndex device) : device_(device) {
+  swap_states();
+}
+ScopedDefaultGenerator::~ScopedDefaultGenerator() {
+  swap_states();
+}
 
 void ScopedDefaultGenerator::swap_states() {
   at::Generator cpu = at::detail::getDefaultCPUGenerator();

@@ -96,7 +96,8 @@ struct MyBackendGuard final : c10::impl::DeviceGuardImplInterface {
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
     std::int64_t ns = 0;
-    const Status status = memory().driver().event_elapsed_ns(static_cast<GuardEvent*>(start)->handle, static_cast<GuardEvent*>(end)->handle, &ns);
+    const Status status =
+        memory().driver().event_elapsed_ns(static_cast<GuardEvent*>(start)->handle, static_cast<GuardEvent*>(end)->handle, &ns);
     TORCH_CHECK(status.code() != StatusCode::kNotReady, "Both events must be completed before calculating elapsed time.");
     check(status);
     return static_cast<double>(ns) / 1e6;
@@ -115,6 +116,8 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, MyBackendGuard)
 
 }  // namespace
 
-double event_elapsed_ms(void* start, void* end) { return MyBackendGuard().elapsedTime(start, end, 0); }
+double event_elapsed_ms(void* start, void* end) {
+  return MyBackendGuard().elapsedTime(start, end, 0);
+}
 
 }  // namespace mybackend::glue

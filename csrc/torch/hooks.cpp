@@ -3,6 +3,7 @@
 
 #include "torch/context.h"
 #include "torch/generator.h"
+#include "torch/host_allocator.h"
 #include "torch/storage_ops.h"
 
 namespace mybackend::glue {
@@ -31,10 +32,8 @@ struct MyBackendHooks final : at::PrivateUse1HooksInterface {
     return at::Device(kDeviceType, static_cast<c10::DeviceIndex>(device));
   }
 
-  bool isPinnedPtr(const void*) const override { return false; }
-  at::Allocator* getPinnedMemoryAllocator() const override {
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend does not support pinned memory yet");
-  }
+  bool isPinnedPtr(const void* ptr) const override { return is_pinned_pointer(ptr); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return host_allocator(); }
 
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t nbytes) const override {
     resize_storage_bytes(storage.unsafeGetStorageImpl(), nbytes);

@@ -3,8 +3,8 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/view_native.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
 #include "torch/context.h"
@@ -101,7 +101,9 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArr
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 
-at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) { return at::native::view(self, size); }
+at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) {
+  return at::native::view(self, size);
+}
 
 at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride) {
   return at::native::as_strided_tensorimpl(self, size, stride, self.storage_offset());
@@ -109,14 +111,15 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::IntArrayRef size, c10::Int
 
 void check_storage_device(const at::Tensor& self, const c10::Storage& source) {
   TORCH_CHECK(source.device() == self.device(), "Attempted to set the storage of a tensor on device \"", self.device(),
-              "\" to a storage on different device \"", source.device(),
-              "\".  This is no longer allowed; the devices must match.");
+              "\" to a storage on different device \"", source.device(), "\".  This is no longer allowed; the devices must match.");
 }
 
-at::Tensor& set_source_storage_offset(at::Tensor& self, c10::Storage source, std::int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
+at::Tensor& set_source_storage_offset(at::Tensor& self, c10::Storage source, std::int64_t offset, c10::IntArrayRef size,
+                                      c10::IntArrayRef stride) {
   check_storage_device(self, source);
   TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
-  TORCH_CHECK(stride.empty() || stride.size() == size.size(), "unequal size length (", size.size(), ") and stride length (", stride.size(), ")");
+  TORCH_CHECK(stride.empty() || stride.size() == size.size(), "unequal size length (", size.size(), ") and stride length (", stride.size(),
+              ")");
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));
   impl->set_storage_offset(offset);
@@ -136,7 +139,8 @@ at::Tensor& set_source_tensor(at::Tensor& self, const at::Tensor& source) {
 
 at::Tensor& set_nothing(at::Tensor& self) {
   const c10::Device device = self.device();
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, nullptr, &delete_device_bytes, device),
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                             c10::DataPtr(nullptr, nullptr, &delete_device_bytes, device),
                                                              device_allocator(), /*resizable=*/true));
   return set_source_storage_offset(self, std::move(storage), 0, {0}, {});
 }

@@ -20,8 +20,8 @@ class TensorAccess final : public c10::TensorImpl {
 };
 
 inline c10::DispatchKeySet cpu_keys(c10::DispatchKeySet device_keys) {
-  c10::DispatchKeySet keys = device_keys.remove_backend(c10::BackendComponent::PrivateUse1Bit) |
-                             c10::DispatchKeySet(c10::BackendComponent::CPUBit);
+  c10::DispatchKeySet keys =
+      device_keys.remove_backend(c10::BackendComponent::PrivateUse1Bit) | c10::DispatchKeySet(c10::BackendComponent::CPUBit);
   keys = keys - c10::python_ks;
   if (keys.has(c10::DispatchKey::AutocastPrivateUse1)) {
     keys = keys.remove(c10::DispatchKey::AutocastPrivateUse1).add(c10::DispatchKey::AutocastCPU);
@@ -30,8 +30,8 @@ inline c10::DispatchKeySet cpu_keys(c10::DispatchKeySet device_keys) {
 }
 
 inline c10::DispatchKeySet device_keys(c10::DispatchKeySet cpu_keys) {
-  c10::DispatchKeySet keys = cpu_keys.remove_backend(c10::BackendComponent::CPUBit) |
-                             c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit);
+  c10::DispatchKeySet keys =
+      cpu_keys.remove_backend(c10::BackendComponent::CPUBit) | c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit);
   if (keys.has(c10::DispatchKey::AutocastCPU)) {
     keys = keys.remove(c10::DispatchKey::AutocastCPU).add(c10::DispatchKey::AutocastPrivateUse1);
   }

@@ -2,8 +2,8 @@
 // path.
 #pragma once
 
-#include <ATen/core/List.h>
 #include <ATen/core/IListRef.h>
+#include <ATen/core/List.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -89,7 +89,9 @@ struct Holder<std::optional<at::Generator>> {
 };
 
 // The result as the caller must see it.
-inline at::Tensor adopt_result(BorrowFrame& frame, at::Tensor&& result) { return frame.adopt(std::move(result)); }
+inline at::Tensor adopt_result(BorrowFrame& frame, at::Tensor&& result) {
+  return frame.adopt(std::move(result));
+}
 
 inline std::vector<at::Tensor> adopt_result(BorrowFrame& frame, std::vector<at::Tensor>&& results) {
   for (at::Tensor& tensor : results) tensor = frame.adopt(std::move(tensor));
@@ -103,7 +105,9 @@ std::tuple<T...> adopt_result(BorrowFrame& frame, std::tuple<T...>&& results) {
 
 template <class T>
   requires(!std::is_same_v<T, at::Tensor>)
-T adopt_result(BorrowFrame&, T&& result) { return std::forward<T>(result); }
+T adopt_result(BorrowFrame&, T&& result) {
+  return std::forward<T>(result);
+}
 
 template <class Op, class Schema = typename Op::schema>
 struct Typed;
@@ -136,8 +140,10 @@ struct Typed<Op, R(A...)> {
  private:
   template <class First, class... Rest>
   static at::Tensor& written(std::remove_reference_t<First>& first, std::remove_reference_t<Rest>&... rest) {
-    if constexpr (std::is_same_v<First, at::Tensor&>) return first;
-    else return written<Rest...>(rest...);
+    if constexpr (std::is_same_v<First, at::Tensor&>)
+      return first;
+    else
+      return written<Rest...>(rest...);
   }
 };
 

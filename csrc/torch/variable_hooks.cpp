@@ -14,7 +14,9 @@ class DataHooks final : public at::impl::VariableHooksInterface {
   explicit DataHooks(at::impl::VariableHooksInterface* core) : core_(core) {}
 
   void set_data(const at::TensorBase& self, const at::TensorBase& data) const override {
-    const auto dense = [](const at::TensorBase& t) { return t.layout() == c10::kStrided && (t.is_cpu() || t.device().type() == kDeviceType); };
+    const auto dense = [](const at::TensorBase& t) {
+      return t.layout() == c10::kStrided && (t.is_cpu() || t.device().type() == kDeviceType);
+    };
     const bool one_on_device = self.device().type() == kDeviceType || data.device().type() == kDeviceType;
     if (!one_on_device || !dense(self) || !dense(data)) return core_->set_data(self, data);
     TORCH_CHECK(!self.requires_grad() || torch::autograd::isDifferentiableType(at::typeMetaToScalarType(data.dtype())),
@@ -50,11 +52,14 @@ class DataHooks final : public at::impl::VariableHooksInterface {
     core_->_backward(t, inputs, gradient, keep_graph, create_graph);
   }
   void requires_grad_(const at::TensorBase& t, bool value) const override { core_->requires_grad_(t, value); }
-  void basic_autograd_not_implemented_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const override {
+  void basic_autograd_not_implemented_fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                               torch::jit::Stack* stack) const override {
     core_->basic_autograd_not_implemented_fallback(op, keys, stack);
   }
   std::optional<c10::ScalarType> grad_dtype(const at::TensorBase& t) const override { return core_->grad_dtype(t); }
-  void set_grad_dtype(const at::TensorBase& t, const std::optional<c10::ScalarType>& dtype) const override { core_->set_grad_dtype(t, dtype); }
+  void set_grad_dtype(const at::TensorBase& t, const std::optional<c10::ScalarType>& dtype) const override {
+    core_->set_grad_dtype(t, dtype);
+  }
 
  private:
   at::impl::VariableHooksInterface* const core_;

@@ -20,7 +20,8 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   // under capture must not query events.
   if (active_pools_.empty() && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
 
-  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, false, std::move(context), {}, false};
+  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, false, std::move(context), {},
+            false};
   r.segment_bytes = segment_bytes_for(r.bytes, settings_.large_segment_size_mb);
   r.pool = &pool_for(r.bytes, stream);
 
@@ -168,11 +169,17 @@ void* CachingAllocator::hand_out(Request& r) {
     block->segment = rest->segment;
     block->previous = rest->previous;
     block->next = rest;
-    if (block->previous != nullptr) block->previous->next = block; else block->segment->first = block;
+    if (block->previous != nullptr)
+      block->previous->next = block;
+    else
+      block->segment->first = block;
     rest->previous = block;
     rest->address += r.bytes;
     rest->bytes -= r.bytes;
-    if (r.block_is_in_free_set) replace_free(key, rest); else insert_free(rest);
+    if (r.block_is_in_free_set)
+      replace_free(key, rest);
+    else
+      insert_free(rest);
     if (counts_as_split) {
       if (was_split) {
         subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));

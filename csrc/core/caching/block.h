@@ -43,10 +43,10 @@ struct BlockPool {
   explicit BlockPool(bool small, PrivatePool* owner) : is_small(small), owner(owner) {}
 
   const bool is_small;
-  PrivatePool* const owner;  // nullptr for the default pools
-  FreeSet free;              // inactive mapped blocks by (stream, size, address)
+  PrivatePool* const owner;                  // nullptr for the default pools
+  FreeSet free;                              // inactive mapped blocks by (stream, size, address)
   std::set<Block*, UnmappedOrder> unmapped;  // by (stream, address)
-  std::int64_t search_count = 0;  // searches while garbage collection is armed: the clock of ages
+  std::int64_t search_count = 0;             // searches while garbage collection is armed: the clock of ages
 };
 
 struct Segment {
@@ -68,7 +68,7 @@ struct Block {
   Segment* segment = nullptr;
   Block* previous = nullptr;  // by address, in the segment
   Block* next = nullptr;
-  std::int64_t age_base = 0;  // the pool's search_count when it was inserted
+  std::int64_t age_base = 0;     // the pool's search_count when it was inserted
   std::int32_t event_count = 0;  // outstanding events of streams that used it
   bool allocated = false;
   bool mapped = true;

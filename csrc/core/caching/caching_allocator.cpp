@@ -7,8 +7,7 @@
 
 namespace mybackend::caching {
 
-CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings)
-    : driver_(driver), device_(device) {
+CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings) : driver_(driver), device_(device) {
   DeviceInfo info;
   if (driver_->device_info(device_, &info).ok()) total_bytes_ = info.total_bytes;
   apply_settings(settings);
@@ -20,8 +19,10 @@ CachingAllocator::~CachingAllocator() {
   }
   for (EventHandle event : spare_events_) driver_->event_destroy(device_, event);
   for (auto& segment : segments_) {
-    if (segment->expandable) segment->expandable.reset();
-    else (void)driver_->memory_free(device_, reinterpret_cast<void*>(segment->address));
+    if (segment->expandable)
+      segment->expandable.reset();
+    else
+      (void)driver_->memory_free(device_, reinterpret_cast<void*>(segment->address));
   }
 }
 
@@ -102,8 +103,8 @@ void CachingAllocator::change_reserved(BlockPool& pool, std::int64_t bytes) {
   reserved_bytes_ += static_cast<std::size_t>(bytes);
   Stat* of_pool = nullptr;
   if (pool.owner != nullptr) {
-    auto found = std::find_if(private_reserved_.begin(), private_reserved_.end(),
-                              [&](const auto& entry) { return entry.first == pool.owner->id; });
+    auto found =
+        std::find_if(private_reserved_.begin(), private_reserved_.end(), [&](const auto& entry) { return entry.first == pool.owner->id; });
     if (found == private_reserved_.end()) found = private_reserved_.insert(found, {pool.owner->id, Stat()});
     of_pool = &found->second;
   }
@@ -116,8 +117,8 @@ void CachingAllocator::change_reserved(BlockPool& pool, std::int64_t bytes) {
   }
 }
 
-void CachingAllocator::record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream,
-                              const BlockPool* pool, const Context& context) {
+void CachingAllocator::record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool,
+                              const Context& context) {
   if (!history_.enabled()) return;
   const PoolId id = pool != nullptr && pool->owner != nullptr ? pool->owner->id : PoolId{0, 0};
   history_.add({action, address, bytes, stream, wall_now_us(), id, context});

@@ -32,8 +32,8 @@ struct OomReport {
   std::size_t requested_bytes = 0;
   std::size_t rounded_bytes = 0;
   std::size_t segment_bytes = 0;
-  std::size_t free_bytes = 0;   // of the device
-  std::size_t total_bytes = 0;  // of the device
+  std::size_t free_bytes = 0;                 // of the device
+  std::size_t total_bytes = 0;                // of the device
   std::size_t limit_bytes = kUnlimitedBytes;  // memory fraction
   std::size_t allocated_bytes = 0;
   std::size_t reserved_bytes = 0;
@@ -210,7 +210,7 @@ class CachingAllocator {
 
   BlockPool small_{true, nullptr};
   BlockPool large_{false, nullptr};
-  PointerMap blocks_;                             // handed out
+  PointerMap blocks_;                               // handed out
   std::vector<std::unique_ptr<Segment>> segments_;  // unordered
   std::vector<std::unique_ptr<Block[]>> block_slabs_;
   Block* spare_blocks_ = nullptr;

@@ -32,14 +32,13 @@ enum StatPool : int { kAll = 0, kSmall = 1, kLarge = 2, kStatPoolCount = 3 };
 using StatArray = std::array<Stat, kStatPoolCount>;
 
 // X(name): counters kept for all blocks, for the small and for the large pools.
-#define MYBACKEND_STAT_ARRAYS(X)                                                          \
-  X(allocation) X(segment) X(active) X(inactive_split) X(allocated_bytes) X(reserved_bytes) \
-  X(active_bytes) X(inactive_split_bytes) X(requested_bytes)
+#define MYBACKEND_STAT_ARRAYS(X) \
+  X(allocation)                  \
+  X(segment) X(active) X(inactive_split) X(allocated_bytes) X(reserved_bytes) X(active_bytes) X(inactive_split_bytes) X(requested_bytes)
 // X(name): one counter with a current value and a peak.
 #define MYBACKEND_STAT_SINGLES(X) X(oversize_allocations) X(oversize_segments)
 // X(name): events since the last reset_accumulated.
-#define MYBACKEND_STAT_COUNTS(X) \
-  X(num_alloc_retries) X(num_ooms) X(num_sync_all_streams) X(num_device_alloc) X(num_device_free)
+#define MYBACKEND_STAT_COUNTS(X) X(num_alloc_retries) X(num_ooms) X(num_sync_all_streams) X(num_device_alloc) X(num_device_free)
 
 struct DeviceStats {
 #define X(name) StatArray name;
@@ -58,7 +57,8 @@ struct DeviceStats {
 };
 
 inline void DeviceStats::reset_accumulated() noexcept {
-#define X(name) for (Stat& stat : name) stat.reset_accumulated();
+#define X(name) \
+  for (Stat& stat : name) stat.reset_accumulated();
   MYBACKEND_STAT_ARRAYS(X)
 #undef X
 #define X(name) name.reset_accumulated();
@@ -70,7 +70,8 @@ inline void DeviceStats::reset_accumulated() noexcept {
 }
 
 inline void DeviceStats::reset_peak() noexcept {
-#define X(name) for (Stat& stat : name) stat.reset_peak();
+#define X(name) \
+  for (Stat& stat : name) stat.reset_peak();
   MYBACKEND_STAT_ARRAYS(X)
 #undef X
 #define X(name) name.reset_peak();

@@ -112,7 +112,10 @@ void CachingAllocator::unmap_block(Block* block, const Context& context) {
     part->segment = block->segment;
     part->previous = previous;
     part->next = next;
-    if (previous != nullptr) previous->next = part; else block->segment->first = part;
+    if (previous != nullptr)
+      previous->next = part;
+    else
+      block->segment->first = part;
     if (next != nullptr) next->previous = part;
     insert_free(part);
   };

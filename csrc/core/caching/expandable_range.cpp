@@ -53,7 +53,10 @@ Status ExpandableRange::map(AddressSpan span, AddressSpan* mapped) {
   }
   if (!status.ok()) {
     for (std::size_t page = first; page < created; ++page) {
-      if (page < done) (void)unmap_page(page); else (void)driver_->physical_release(device_, pages_[page].handle);
+      if (page < done)
+        (void)unmap_page(page);
+      else
+        (void)driver_->physical_release(device_, pages_[page].handle);
     }
     return status;
   }

@@ -25,7 +25,10 @@ FreeSet::Place FreeSet::find_place(const StreamList& list, const Entry& key) noe
   std::size_t low = 0, high = list.chunks.size();
   while (low < high) {
     const std::size_t middle = (low + high) / 2;
-    if (list.chunks[middle].last < key) low = middle + 1; else high = middle;
+    if (list.chunks[middle].last < key)
+      low = middle + 1;
+    else
+      high = middle;
   }
   if (low == list.chunks.size()) return {low, 0};
   const Chunk& chunk = *list.chunks[low].chunk;
@@ -42,7 +45,9 @@ FreeSet::Place FreeSet::find_place(const StreamList& list, const Entry& key) noe
   return {low, static_cast<std::size_t>(base - chunk.entries)};
 }
 
-FreeSet::Key FreeSet::key(const Block* block) noexcept { return {block->bytes, block->address}; }
+FreeSet::Key FreeSet::key(const Block* block) noexcept {
+  return {block->bytes, block->address};
+}
 
 // The place of a member: the hint if it is right, else a search.
 FreeSet::Place FreeSet::place_of(StreamList& list, const Entry& key) const noexcept {
@@ -59,8 +64,8 @@ FreeSet::Place FreeSet::place_of(StreamList& list, const Entry& key) const noexc
 void FreeSet::insert(Block* block) {
   StreamList* list = find_stream(block->stream);
   if (list == nullptr) {
-    auto position = std::lower_bound(streams_.begin(), streams_.end(), block->stream,
-                                     [](const StreamList& l, StreamHandle s) { return l.stream < s; });
+    auto position =
+        std::lower_bound(streams_.begin(), streams_.end(), block->stream, [](const StreamList& l, StreamHandle s) { return l.stream < s; });
     list = &*streams_.insert(position, StreamList{block->stream, {}});
   }
   insert_at(*list, key_of(block));
@@ -86,8 +91,7 @@ void FreeSet::insert_at(StreamList& list, const Entry& key) {
     std::copy(chunk->entries + half, chunk->entries + kChunkCapacity, upper->entries);
     upper->count = kChunkCapacity - half;
     const Entry upper_last = upper->entries[upper->count - 1];
-    list.chunks.insert(list.chunks.begin() + static_cast<std::ptrdiff_t>(place.chunk) + 1,
-                       ChunkRef{upper_last, std::move(upper)});
+    list.chunks.insert(list.chunks.begin() + static_cast<std::ptrdiff_t>(place.chunk) + 1, ChunkRef{upper_last, std::move(upper)});
     chunk->count = half;
     list.chunks[place.chunk].last = chunk->entries[half - 1];
     if (place.index > half) {
@@ -132,8 +136,9 @@ void FreeSet::replace(Key member, Block* block) {
   Entry* const entry = &chunk.entries[place.index];
   const Entry key = key_of(block);
   const bool after_previous = place.index > 0 ? entry[-1] < key : place.chunk == 0 || list.chunks[place.chunk - 1].last < key;
-  const bool before_next = place.index + 1 < chunk.count ? key < entry[1]
-                                                         : place.chunk + 1 == list.chunks.size() || key < list.chunks[place.chunk + 1].chunk->entries[0];
+  const bool before_next = place.index + 1 < chunk.count
+                               ? key < entry[1]
+                               : place.chunk + 1 == list.chunks.size() || key < list.chunks[place.chunk + 1].chunk->entries[0];
   if (after_previous && before_next) {
     *entry = key;
     if (place.index + 1 == chunk.count) ref.last = key;

@@ -58,9 +58,7 @@ class FreeSet {
     std::size_t bytes;
     std::uintptr_t address;
     Block* block;
-    bool operator<(const Entry& other) const noexcept {
-      return bytes != other.bytes ? bytes < other.bytes : address < other.address;
-    }
+    bool operator<(const Entry& other) const noexcept { return bytes != other.bytes ? bytes < other.bytes : address < other.address; }
   };
   struct Chunk {
     std::size_t count = 0;

@@ -9,13 +9,19 @@
 namespace mybackend::caching {
 
 enum class Action : std::uint8_t {
-  kAlloc, kFreeRequested, kFreeCompleted, kSegmentAlloc, kSegmentFree, kSegmentMap,
-  kSegmentUnmap, kSnapshot, kOom,
+  kAlloc,
+  kFreeRequested,
+  kFreeCompleted,
+  kSegmentAlloc,
+  kSegmentFree,
+  kSegmentMap,
+  kSegmentUnmap,
+  kSnapshot,
+  kOom,
 };
 
-inline constexpr const char* kActionNames[] = {"alloc", "free_requested", "free_completed",
-                                               "segment_alloc", "segment_free", "segment_map",
-                                               "segment_unmap", "snapshot", "oom"};
+inline constexpr const char* kActionNames[] = {
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "snapshot", "oom"};
 
 struct TraceEntry {
   Action action;

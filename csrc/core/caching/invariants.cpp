@@ -90,7 +90,8 @@ std::string CachingAllocator::check_invariants() const {
     in_unmapped_sets += pool->small.unmapped.size() + pool->large.unmapped.size();
   }
   if (in_free_sets != free_blocks) wrong << "free sets hold " << in_free_sets << " blocks, segments " << free_blocks << '\n';
-  if (in_unmapped_sets != unmapped_blocks) wrong << "unmapped sets hold " << in_unmapped_sets << " blocks, segments " << unmapped_blocks << '\n';
+  if (in_unmapped_sets != unmapped_blocks)
+    wrong << "unmapped sets hold " << in_unmapped_sets << " blocks, segments " << unmapped_blocks << '\n';
   if (blocks_.size() != handed_out) wrong << "the pointer map holds " << blocks_.size() << " blocks, segments " << handed_out << '\n';
   if (count.reserved_bytes[kAll] != static_cast<std::int64_t>(reserved_bytes_)) wrong << "reserved bytes differ from a recount\n";
   auto compare = [&](const char* name, const StatArray& stat, const std::int64_t (&counted)[kStatPoolCount]) {

@@ -8,10 +8,14 @@ namespace {
 
 std::string size_text(std::size_t bytes) {
   char buffer[64];
-  if (bytes >= kGiB) std::snprintf(buffer, sizeof buffer, "%.2f GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
-  else if (bytes >= kMiB) std::snprintf(buffer, sizeof buffer, "%.2f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB));
-  else if (bytes >= kKiB) std::snprintf(buffer, sizeof buffer, "%.2f KiB", static_cast<double>(bytes) / static_cast<double>(kKiB));
-  else std::snprintf(buffer, sizeof buffer, "%zu bytes", bytes);
+  if (bytes >= kGiB)
+    std::snprintf(buffer, sizeof buffer, "%.2f GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
+  else if (bytes >= kMiB)
+    std::snprintf(buffer, sizeof buffer, "%.2f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB));
+  else if (bytes >= kKiB)
+    std::snprintf(buffer, sizeof buffer, "%.2f KiB", static_cast<double>(bytes) / static_cast<double>(kKiB));
+  else
+    std::snprintf(buffer, sizeof buffer, "%zu bytes", bytes);
   return buffer;
 }
 
@@ -20,8 +24,8 @@ std::string size_text(std::size_t bytes) {
 std::string oom_text(const OomReport& r, const Settings& settings) {
   std::string text = "mybackend out of memory. Tried to allocate " + size_text(r.requested_bytes);
   if (r.requested_bytes >= (std::size_t{1} << 60)) return text + ": more than 1EB.";
-  text += " (" + std::to_string(r.requested_bytes) + " bytes; rounded to " + std::to_string(r.rounded_bytes) +
-          ", in a segment of " + size_text(r.segment_bytes) + ") on stream " + std::to_string(r.stream) + ".";
+  text += " (" + std::to_string(r.requested_bytes) + " bytes; rounded to " + std::to_string(r.rounded_bytes) + ", in a segment of " +
+          size_text(r.segment_bytes) + ") on stream " + std::to_string(r.stream) + ".";
   text += " Device " + std::to_string(r.device) + " has " + size_text(r.free_bytes) + " free of " + size_text(r.total_bytes) + ".";
   if (r.limit_bytes != kUnlimitedBytes) text += " This process may reserve " + size_text(r.limit_bytes) + " (memory fraction).";
   const std::size_t pending = r.pending_event_bytes;

@@ -46,10 +46,16 @@ void CachingAllocator::put_back(Block* block, const Context& context) {
     if (neighbour == nullptr || !neighbour->is_available() || !neighbour->mapped) continue;
     split_blocks -= 1;
     split_bytes -= static_cast<std::int64_t>(neighbour->bytes);
-    if (place.bytes == 0) place = FreeSet::key(neighbour); else block->pool->free.erase(neighbour);
+    if (place.bytes == 0)
+      place = FreeSet::key(neighbour);
+    else
+      block->pool->free.erase(neighbour);
     absorb(block, neighbour);
   }
-  if (place.bytes != 0) replace_free(place, block); else insert_free(block);
+  if (place.bytes != 0)
+    replace_free(place, block);
+  else
+    insert_free(block);
   if (block->is_split()) {
     split_blocks += 1;
     split_bytes += static_cast<std::int64_t>(block->bytes);
@@ -69,7 +75,10 @@ void CachingAllocator::put_back(Block* block, const Context& context) {
 // Returns its bytes, or 0. `into` is in no set.
 std::size_t CachingAllocator::merge(Block* into, Block* from) {
   if (from == nullptr || !from->is_available() || from->mapped != into->mapped) return 0;
-  if (from->mapped) into->pool->free.erase(from); else into->pool->unmapped.erase(from);
+  if (from->mapped)
+    into->pool->free.erase(from);
+  else
+    into->pool->unmapped.erase(from);
   return absorb(into, from);
 }
 
@@ -78,7 +87,10 @@ std::size_t CachingAllocator::absorb(Block* into, Block* from) noexcept {
   if (into->previous == from) {
     into->address = from->address;
     into->previous = from->previous;
-    if (into->previous != nullptr) into->previous->next = into; else into->segment->first = into;
+    if (into->previous != nullptr)
+      into->previous->next = into;
+    else
+      into->segment->first = into;
   } else {
     into->next = from->next;
     if (into->next != nullptr) into->next->previous = into;
@@ -110,8 +122,10 @@ void CachingAllocator::release_block(Block* block, const Context& context) {
 void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& context) {
   std::vector<Block*> expandable;
   for (Block* block : pool.free.blocks()) {
-    if (block->is_expandable()) expandable.push_back(block);
-    else if (!block->is_split()) release_block(block, context);
+    if (block->is_expandable())
+      expandable.push_back(block);
+    else if (!block->is_split())
+      release_block(block, context);
   }
   for (Block* block : expandable) {
     unmap_block(block, context);

@@ -12,7 +12,7 @@
 namespace mybackend::caching {
 
 inline constexpr std::size_t kMinBlockBytes = 512;
-inline constexpr std::size_t kSmallBytes = kMiB;             // the largest request of the small pool
+inline constexpr std::size_t kSmallBytes = kMiB;  // the largest request of the small pool
 inline constexpr std::size_t kSmallSegmentBytes = 2 * kMiB;
 inline constexpr std::size_t kMinOwnSegmentBytes = 10 * kMiB;  // from here a request gets its own segment
 inline constexpr std::size_t kSegmentGranularityBytes = 2 * kMiB;
@@ -33,7 +33,9 @@ inline std::size_t round_request(std::size_t bytes, const Divisions& divisions_b
   return (bytes + kMinBlockBytes - 1) & ~(kMinBlockBytes - 1);
 }
 
-inline bool is_small(std::size_t rounded_bytes) { return rounded_bytes <= kSmallBytes; }
+inline bool is_small(std::size_t rounded_bytes) {
+  return rounded_bytes <= kSmallBytes;
+}
 
 inline std::size_t segment_bytes_for(std::size_t rounded_bytes, std::size_t large_segment_bytes) {
   if (is_small(rounded_bytes)) return kSmallSegmentBytes;

@@ -5,9 +5,15 @@
 namespace mybackend {
 namespace {
 
-Status bad(const char* message) { return {StatusCode::kInvalidArgument, message}; }
-Status out_of_memory() { return {StatusCode::kOutOfMemory, "the model device is full"}; }
-Status unsupported(const char* what) { return {StatusCode::kNotSupported, std::string(what) + ": the model driver runs no work"}; }
+Status bad(const char* message) {
+  return {StatusCode::kInvalidArgument, message};
+}
+Status out_of_memory() {
+  return {StatusCode::kOutOfMemory, "the model device is full"};
+}
+Status unsupported(const char* what) {
+  return {StatusCode::kNotSupported, std::string(what) + ": the model driver runs no work"};
+}
 
 }  // namespace
 
@@ -52,7 +58,9 @@ Status ModelDriver::address_reserve(int, std::size_t bytes, void** out) noexcept
   return {};
 }
 
-Status ModelDriver::address_free(int, void*, std::size_t) noexcept { return {}; }
+Status ModelDriver::address_free(int, void*, std::size_t) noexcept {
+  return {};
+}
 
 Status ModelDriver::physical_create(int, std::size_t bytes, PhysicalHandle* out) noexcept {
   if (bytes > capacity_bytes_ - used_bytes_) return out_of_memory();
@@ -80,10 +88,16 @@ Status ModelDriver::memory_unmap(int, void*, PhysicalHandle) noexcept {
   return {};
 }
 
-int ModelDriver::device_of(const void*) const noexcept { return 0; }
+int ModelDriver::device_of(const void*) const noexcept {
+  return 0;
+}
 
-Status ModelDriver::stream_create(int, int, StreamHandle*) noexcept { return unsupported("stream_create"); }
-Status ModelDriver::stream_query(int, StreamHandle) noexcept { return {}; }
+Status ModelDriver::stream_create(int, int, StreamHandle*) noexcept {
+  return unsupported("stream_create");
+}
+Status ModelDriver::stream_query(int, StreamHandle) noexcept {
+  return {};
+}
 
 Status ModelDriver::stream_synchronize(int, StreamHandle stream) noexcept {
   advance(stream);
@@ -99,7 +113,9 @@ Status ModelDriver::stream_enqueue(int, StreamHandle, const char*, std::function
   return unsupported("stream_enqueue");
 }
 
-Status ModelDriver::copy_async(int, StreamHandle, void*, const void*, std::size_t) noexcept { return unsupported("copy_async"); }
+Status ModelDriver::copy_async(int, StreamHandle, void*, const void*, std::size_t) noexcept {
+  return unsupported("copy_async");
+}
 
 Status ModelDriver::event_create(int, EventHandle* out) noexcept {
   *out = next_event_++;
@@ -107,7 +123,9 @@ Status ModelDriver::event_create(int, EventHandle* out) noexcept {
   return {};
 }
 
-void ModelDriver::event_destroy(int, EventHandle event) noexcept { events_.erase(event); }
+void ModelDriver::event_destroy(int, EventHandle event) noexcept {
+  events_.erase(event);
+}
 
 Status ModelDriver::event_record(int, EventHandle event, StreamHandle stream) noexcept {
   auto found = events_.find(event);
@@ -132,7 +150,11 @@ Status ModelDriver::event_synchronize(int, EventHandle event) noexcept {
   return {};
 }
 
-Status ModelDriver::stream_wait_event(int, StreamHandle, EventHandle) noexcept { return {}; }
-Status ModelDriver::event_elapsed_ns(EventHandle, EventHandle, std::int64_t*) noexcept { return unsupported("event_elapsed_ns"); }
+Status ModelDriver::stream_wait_event(int, StreamHandle, EventHandle) noexcept {
+  return {};
+}
+Status ModelDriver::event_elapsed_ns(EventHandle, EventHandle, std::int64_t*) noexcept {
+  return unsupported("event_elapsed_ns");
+}
 
 }  // namespace mybackend

@@ -11,7 +11,9 @@
 namespace mybackend {
 namespace {
 
-Status bad(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+Status bad(std::string message) {
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
 
 std::size_t machine_memory_bytes() {
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -22,8 +24,7 @@ std::size_t machine_memory_bytes() {
 
 // Gives the pages of a range back to the system and makes touching them a fault.
 bool make_inaccessible(void* ptr, std::size_t bytes) {
-  return mmap(ptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) !=
-         MAP_FAILED;
+  return mmap(ptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 bool make_usable(void* ptr, std::size_t bytes) {
@@ -104,8 +105,8 @@ Status SimDriver::create(const SimOptions& options, std::unique_ptr<SimDriver>* 
       device->mapping_bytes = bytes;
     }
     if (device->mapping == nullptr) {
-      return {StatusCode::kOutOfMemory, "sim driver: cannot reserve an address range of " +
-                                            std::to_string(capacity) + " bytes: " + std::strerror(errno)};
+      return {StatusCode::kOutOfMemory,
+              "sim driver: cannot reserve an address range of " + std::to_string(capacity) + " bytes: " + std::strerror(errno)};
     }
     const auto begin = reinterpret_cast<std::uintptr_t>(device->mapping);
     device->range_begin = round_up(begin, kPageBytes);
@@ -127,8 +128,7 @@ SimDriver::~SimDriver() {
 
 Status SimDriver::check_device(int device) const {
   if (device >= 0 && device < device_count()) return {};
-  return bad("invalid device ordinal " + std::to_string(device) + ": there are " +
-             std::to_string(device_count()) + " devices");
+  return bad("invalid device ordinal " + std::to_string(device) + ": there are " + std::to_string(device_count()) + " devices");
 }
 
 Status SimDriver::device_info(int device, DeviceInfo* out) noexcept {
@@ -158,8 +158,8 @@ Status SimDriver::memory_allocate(int device, std::size_t bytes, void** out) noe
   Device& d = *devices_[device];
   std::lock_guard lock(d.mutex);
   if (bytes > d.capacity_bytes || round_up(bytes, kPageBytes) > d.capacity_bytes - d.used_bytes) {
-    return {StatusCode::kOutOfMemory, "memory_allocate: " + std::to_string(bytes) + " bytes asked, " +
-                                          std::to_string(d.capacity_bytes - d.used_bytes) + " free"};
+    return {StatusCode::kOutOfMemory,
+            "memory_allocate: " + std::to_string(bytes) + " bytes asked, " + std::to_string(d.capacity_bytes - d.used_bytes) + " free"};
   }
   const std::size_t rounded = round_up(bytes, kPageBytes);
   const std::uintptr_t address = d.take_range(rounded);
@@ -227,8 +227,8 @@ Status SimDriver::physical_create(int device, std::size_t bytes, PhysicalHandle*
   Device& d = *devices_[device];
   std::lock_guard lock(d.mutex);
   if (bytes > d.capacity_bytes - d.used_bytes) {
-    return {StatusCode::kOutOfMemory, "physical_create: " + std::to_string(bytes) + " bytes asked, " +
-                                          std::to_string(d.capacity_bytes - d.used_bytes) + " free"};
+    return {StatusCode::kOutOfMemory,
+            "physical_create: " + std::to_string(bytes) + " bytes asked, " + std::to_string(d.capacity_bytes - d.used_bytes) + " free"};
   }
   *out = d.next_physical++;
   d.physicals.emplace(*out, bytes);
@@ -361,16 +361,14 @@ bool SimDriver::maybe_busy(int device) const noexcept {
   return devices_[static_cast<std::size_t>(device)]->queued.load(std::memory_order_acquire) != 0;
 }
 
-Status SimDriver::stream_enqueue(int device, StreamHandle stream, const char* name,
-                                 std::function<void()> task) noexcept {
+Status SimDriver::stream_enqueue(int device, StreamHandle stream, const char* name, std::function<void()> task) noexcept {
   if (Status fault = faults_.check(Primitive::kStreamEnqueue); !fault.ok()) return fault;
   SimStream* s = nullptr;
   if (Status status = find_stream(device, stream, &s); !status.ok()) return status;
   return s->enqueue(name, std::move(task));
 }
 
-Status SimDriver::copy_async(int device, StreamHandle stream, void* dst, const void* src,
-                             std::size_t bytes) noexcept {
+Status SimDriver::copy_async(int device, StreamHandle stream, void* dst, const void* src, std::size_t bytes) noexcept {
   return stream_enqueue(device, stream, "copy", [=] { std::memmove(dst, src, bytes); });
 }
 
@@ -461,7 +459,7 @@ Status SimDriver::prepare_fork() noexcept {
   }
   for (auto& [handle, event] : events_) event->lock_for_fork();
   for (auto& event : destroyed_events_) event->lock_for_fork();
-  return {};
+  return faults_.check(Primitive::kPrepareFork);
 }
 
 void SimDriver::unlock_after_fork(bool in_child) noexcept {
@@ -474,7 +472,9 @@ void SimDriver::unlock_after_fork(bool in_child) noexcept {
   handles_mutex_.unlock();
 }
 
-void SimDriver::after_fork_in_parent() noexcept { unlock_after_fork(false); }
+void SimDriver::after_fork_in_parent() noexcept {
+  unlock_after_fork(false);
+}
 
 void SimDriver::after_fork_in_child() noexcept {
   // No thread is started in here: the next call that looks at a stream or an event does it.

@@ -59,10 +59,8 @@ class SimDriver final : public Driver {
   Status stream_synchronize(int device, StreamHandle stream) noexcept override;
   Status device_synchronize(int device) noexcept override;
   bool maybe_busy(int device) const noexcept override;
-  Status stream_enqueue(int device, StreamHandle stream, const char* name,
-                        std::function<void()> task) noexcept override;
-  Status copy_async(int device, StreamHandle stream, void* dst, const void* src,
-                    std::size_t bytes) noexcept override;
+  Status stream_enqueue(int device, StreamHandle stream, const char* name, std::function<void()> task) noexcept override;
+  Status copy_async(int device, StreamHandle stream, void* dst, const void* src, std::size_t bytes) noexcept override;
 
   Status event_create(int device, EventHandle* out) noexcept override;
   void event_destroy(int device, EventHandle event) noexcept override;
@@ -91,7 +89,7 @@ class SimDriver final : public Driver {
   FaultScript faults_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::atomic<bool> resume_streams_{false};  // a fork left work in queues without workers
-  std::mutex handles_mutex_;  // guards the four below
+  std::mutex handles_mutex_;                 // guards the four below
   StreamHandle next_stream_ = 1;
   EventHandle next_event_ = 1;
   std::unordered_map<EventHandle, std::shared_ptr<SimEvent>> events_;

@@ -9,7 +9,9 @@ namespace {
 
 // A condition variable that had waiters in the parent cannot be used or destroyed in the
 // child of a fork; its bytes are given a fresh one.
-void renew(std::condition_variable* variable) { new (variable) std::condition_variable(); }
+void renew(std::condition_variable* variable) {
+  new (variable) std::condition_variable();
+}
 
 }  // namespace
 

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Builds the torch-free core with tests/cpp/stress_core.cpp under AddressSanitizer and UBSan, then
+# under ThreadSanitizer, and runs it.
+#   OPERATIONS   operations of the first run (default 1000000)
+#   CXX          the compiler (default c++)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+OPERATIONS="${OPERATIONS:-1000000}"
+CXX="${CXX:-c++}"
+mkdir -p build/sanitize
+
+# build NAME FLAGS...
+build() {
+  local name=$1 source object
+  local -a objects=()
+  shift
+  for source in $(find csrc/base csrc/driver csrc/core csrc/replay csrc/capi -name '*.cpp') tests/cpp/stress_core.cpp; do
+    object="build/sanitize/$name-${source//\//_}.o"
+    objects+=("$object")
+    if [ ! -f "$object" ] || [ -n "$(find csrc tests/cpp -newer "$object" -name '*.[hci]*' -print -quit)" ]; then
+      echo "$CXX -std=c++20 -O1 -g -fno-omit-frame-pointer $* -DMYBACKEND_VERSION='\"sanitized\"' -Icsrc -c $source -o $object"
+    fi
+  done | xargs -r -P "$(nproc)" -I{} sh -c '{}'
+  objects=(build/sanitize/"$name"-*.o)
+  "$CXX" "$@" "${objects[@]}" -o "build/sanitize/$name" -pthread
+}
+
+echo "==> AddressSanitizer and UBSan, $OPERATIONS operations"
+build address -fsanitize=address,undefined -fno-sanitize-recover=all
+ASAN_OPTIONS=detect_leaks=1 build/sanitize/address "$OPERATIONS"
+echo "==> ThreadSanitizer"
+build thread -fsanitize=thread
+TSAN_OPTIONS="halt_on_error=1" setarch "$(uname -m)" -R build/sanitize/thread 100000 1 --threads-only

@@ -34,7 +34,8 @@ GLUE_FOLDERS = ("torch", "python")
 PUBLIC_HEADERS = ("core/aligned_bytes.h", "core/tracker.h", "core/cpu_pool.h", "base/thread_local.h", "capi/mybackend.h")
 
 OPTIMIZE = ["-O0"] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-O3"]
-COMMON_FLAGS = ["-std=c++20", "-g1", "-fPIC", "-fvisibility-inlines-hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", *OPTIMIZE]
+LINK_TIME = [] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-flto=auto"]
+COMMON_FLAGS = ["-std=c++20", "-g1", "-fPIC", "-fvisibility-inlines-hidden", "-fno-semantic-interposition", "-Wall", "-Wextra", "-Wno-unused-parameter", *OPTIMIZE]
 
 
 def sources(folders: tuple[str, ...]) -> list[str]:
@@ -115,8 +116,9 @@ core = Extension(
     "mybackend.libmybackend_core",
     sources(CORE_FOLDERS),
     define_macros=[("MYBACKEND_VERSION", f'"{VERSION}"')],
-    extra_compile_args={"cxx": COMMON_FLAGS},
-    extra_link_args=["-Wl,-soname,libmybackend_core.so", "-Wl,--as-needed", "-pthread"],
+    # The allocator's small functions live in several files and are called in each operator.
+    extra_compile_args={"cxx": [*COMMON_FLAGS, *LINK_TIME]},
+    extra_link_args=[*LINK_TIME, *OPTIMIZE, "-Wl,-soname,libmybackend_core.so", "-Wl,--as-needed", "-pthread"],
     **common,
 )
 glue = CppExtension(

@@ -32,7 +32,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # What the torch-free library may be linked to, and what it may not be.
 CORE_NEEDED = re.compile(r"^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux.*)\.so")
-CORE_EXPORTED = re.compile(r"^(mybackend_|mybackend::|vtable for mybackend|typeinfo (name )?for mybackend|guard variable|std::|void std::|operator |construction|VTT|non-virtual thunk|virtual thunk|TLS|thread|_init|_fini)")
+CORE_EXPORTED = re.compile(r"^(mybackend_|mybackend::|vtable for mybackend|typeinfo (name )?for (mybackend|std::)|guard variable|std::|void std::|operator |construction|VTT|non-virtual thunk|virtual thunk|TLS|thread|_init|_fini)")
 
 
 def layer_of(path: Path, csrc: Path) -> str:

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -15,11 +16,13 @@ VERSION = "0.1.0"
 if not sys.platform.startswith("linux") or platform.machine() not in ("x86_64", "aarch64"):
     sys.exit(f"mybackend builds on Linux (x86-64, aarch64) only, not on {sys.platform} {platform.machine()}")
 
+# The extension must be built against the torch that it will run with. pip's isolated builds hide
+# the environment's packages; torch is looked for where they are.
+sys.path += [path for path in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} if path not in sys.path]
 try:
     import torch
 except ImportError:
-    sys.exit("mybackend builds against the installed torch (2.13 or later): install torch first, then run\n"
-             "    pip install --no-build-isolation .")
+    sys.exit("mybackend builds against the installed torch, and there is none: install torch 2.13 or later first")
 
 if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 13):
     sys.exit(f"mybackend needs torch 2.13 or later, found {torch.__version__}")

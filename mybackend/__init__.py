@@ -13,12 +13,12 @@ import torch
 try:
     from mybackend import _build
 except ImportError as error:
-    raise ImportError("mybackend is not built; run `pip install --no-build-isolation .` in its folder") from error
+    raise ImportError("mybackend is not built; run `pip install .` in its folder") from error
 
 if torch.__version__ != _build.TORCH_VERSION:
     raise ImportError(
         f"mybackend {_build.VERSION} was built for torch {_build.TORCH_VERSION}, but torch {torch.__version__} is "
-        "installed; build it again against this torch: `pip install --no-build-isolation --force-reinstall --no-deps .`"
+        "installed; build it again against this torch: `pip install --force-reinstall --no-deps .`"
     )
 
 from mybackend import _C, config, cpu, memory, replay

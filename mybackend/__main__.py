@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stdout = None  # type: ignore[assignment]
     return 0
 
 

@@ -13,12 +13,6 @@ from mybackend import replay
 DATA = Path(__file__).parent / "data"
 GOLDEN: dict[str, dict] = json.loads(gzip.decompress((DATA / "golden.json.gz").read_bytes()))
 COMPARED = ("stats", "driver", "segments", "n_actions", "actions_sha256", "oom")
-# Differences that are known and not yet closed; the test fails when one of them closes.
-KNOWN = {
-    "synthetic_pressure.trace|12509511680|garbage_collection_threshold:0.6",
-    "synthetic_pressure.trace|12509511680|garbage_collection_threshold:0.5,max_split_size_mb:128",
-}
-
 
 def differences(run: str) -> list[str]:
     trace, capacity, conf = run.split("|")
@@ -28,8 +22,7 @@ def differences(run: str) -> list[str]:
 
 @pytest.mark.parametrize("run", GOLDEN)
 def test_equals_the_golden_result(run: str) -> None:
-    known = run in KNOWN or run.startswith("synthetic_streams")
-    assert bool(differences(run)) == known, differences(run)
+    assert differences(run) == []
 
 
 @pytest.mark.parametrize("trace", ["synthetic_pools", "synthetic_streams", "synthetic_pressure"])

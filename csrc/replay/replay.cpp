@@ -9,6 +9,15 @@ namespace {
 using caching::CachingAllocator;
 using caching::OomReport;
 
+// Streams of a trace are numbered; the reference gave stream N this handle, and the order in
+// which streams are looked at depends on handles.
+StreamHandle handle_of(std::uint64_t stream) {
+  return stream * 0x1000;
+}
+std::uint64_t number_of(StreamHandle handle) {
+  return handle / 0x1000;
+}
+
 struct Runner {
   ModelDriver driver;
   Settings settings;
@@ -29,16 +38,16 @@ struct Runner {
   Status step(const Trace& trace, const TraceEvent& event) {
     switch (event.kind) {
       case 'a':
-        live[event.id] = allocator->allocate(event.bytes, event.stream, &last_oom);
+        live[event.id] = allocator->allocate(event.bytes, handle_of(event.stream), &last_oom);
         if (live[event.id] == nullptr && event.bytes != 0 && oom_ids != nullptr) oom_ids->push_back(trace.ids[event.id]);
         return {};
       case 'f':
         if (live[event.id] != nullptr) allocator->free(std::exchange(live[event.id], nullptr));
         return {};
       case 'r':
-        if (live[event.id] != nullptr) allocator->record_stream(live[event.id], event.stream);
+        if (live[event.id] != nullptr) allocator->record_stream(live[event.id], handle_of(event.stream));
         return {};
-      case 'q': driver.advance(event.stream); return {};
+      case 'q': driver.advance(handle_of(event.stream)); return {};
       case 'e': allocator->empty_cache(); return {};
       case 'p': allocator->reset_peak_stats(); return {};
       case 'm': return allocator->set_memory_fraction(event.fraction);
@@ -72,6 +81,8 @@ Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out) 
   out->driver = runner.driver.counts();
   out->segments = runner.allocator->snapshot(false);
   out->actions = runner.allocator->history();
+  for (caching::SegmentInfo& segment : out->segments) segment.stream = number_of(segment.stream);
+  for (caching::TraceEntry& action : out->actions) action.stream = number_of(action.stream);
   if (!out->oom_ids.empty()) out->oom_text = oom_text(*runner.last_oom, runner.settings);
   return {};
 }

@@ -7,16 +7,18 @@
 
 namespace mybackend::caching {
 
-CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings) : driver_(driver), device_(device) {
+CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings)
+    : driver_(driver), device_(device), pending_events_(device) {
   DeviceInfo info;
   if (driver_->device_info(device_, &info).ok()) total_bytes_ = info.total_bytes;
   apply_settings(settings);
 }
 
 CachingAllocator::~CachingAllocator() {
-  for (auto& [stream, events] : pending_events_) {
+  pending_events_.for_each([&](StreamHandle, std::deque<PendingEvent>& events) {
     for (const PendingEvent& pending : events) driver_->event_destroy(device_, pending.event);
-  }
+    return true;
+  });
   for (EventHandle event : spare_events_) driver_->event_destroy(device_, event);
   for (auto& segment : segments_) {
     if (segment->expandable)

@@ -21,6 +21,7 @@
 #include "core/caching/device_stats.h"
 #include "core/caching/history.h"
 #include "core/caching/pointer_map.h"
+#include "core/caching/stream_table.h"
 #include "core/config.h"
 #include "driver/driver.h"
 
@@ -228,7 +229,7 @@ class CachingAllocator {
     EventHandle event;
     Block* block;
   };
-  std::vector<std::pair<StreamHandle, std::deque<PendingEvent>>> pending_events_;
+  StreamTable<std::deque<PendingEvent>> pending_events_;
   std::vector<EventHandle> spare_events_;
   std::vector<Block*> event_waiters_;  // freed while a private pool was active: events come later
 

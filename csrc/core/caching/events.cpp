@@ -26,21 +26,21 @@ EventHandle CachingAllocator::take_event() {
 }
 
 void CachingAllocator::record_events(Block* block) {
-  std::vector<StreamHandle> streams;
-  streams.swap(block->stream_uses);
-  for (StreamHandle stream : streams) {
+  StreamTable<char> streams(device_);
+  for (StreamHandle stream : block->stream_uses) streams[stream] = 1;
+  block->stream_uses.clear();
+  streams.for_each([&](StreamHandle stream, char) {
     const EventHandle event = take_event();
     if (event == 0 || !driver_->event_record(device_, event, stream).ok()) {
       // Without an event there is only waiting. The block must not be reused before.
       if (event != 0) spare_events_.push_back(event);
       (void)driver_->stream_synchronize(device_, stream);
-      continue;
+      return true;
     }
     ++block->event_count;
-    auto found = std::find_if(pending_events_.begin(), pending_events_.end(), [&](const auto& e) { return e.first == stream; });
-    if (found == pending_events_.end()) found = pending_events_.insert(found, {stream, {}});
-    found->second.push_back({event, block});
-  }
+    pending_events_[stream].push_back({event, block});
+    return true;
+  });
 }
 
 void CachingAllocator::record_deferred_events() {
@@ -59,7 +59,7 @@ void CachingAllocator::finish_event(Block* block, const Context& context) {
 // Per stream first in, first out, up to the first that is not complete.
 void CachingAllocator::process_events(const Context& context) {
   record_deferred_events();
-  for (auto& [stream, events] : pending_events_) {
+  pending_events_.for_each([&](StreamHandle, std::deque<PendingEvent>& events) {
     while (!events.empty()) {
       const PendingEvent pending = events.front();
       const Status status = driver_->event_query(device_, pending.event);
@@ -68,14 +68,14 @@ void CachingAllocator::process_events(const Context& context) {
       spare_events_.push_back(pending.event);
       finish_event(pending.block, context);
     }
-  }
-  std::erase_if(pending_events_, [](const auto& entry) { return entry.second.empty(); });
+    return !events.empty();
+  });
 }
 
 void CachingAllocator::synchronize_events(const Context& context, const PrivatePool* only) {
   ++stats_.num_sync_all_streams;
   record_deferred_events();
-  for (auto& [stream, events] : pending_events_) {
+  pending_events_.for_each([&](StreamHandle, std::deque<PendingEvent>& events) {
     std::deque<PendingEvent> kept;
     for (const PendingEvent& pending : events) {
       if (only != nullptr && pending.block->pool->owner != only) {
@@ -87,8 +87,8 @@ void CachingAllocator::synchronize_events(const Context& context, const PrivateP
       finish_event(pending.block, context);
     }
     events.swap(kept);
-  }
-  std::erase_if(pending_events_, [](const auto& entry) { return entry.second.empty(); });
+    return !events.empty();
+  });
 }
 
 }  // namespace mybackend::caching

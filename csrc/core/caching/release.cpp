@@ -192,7 +192,7 @@ bool CachingAllocator::release_available_blocks(const Request& r) {
   return released >= wanted;
 }
 
-// Releases unsplit blocks of the default large pool, those of at least average age first, until
+// Releases unsplit blocks of the default large pool, all of at least average age in one pass, until
 // what is reserved is back at the threshold.
 void CachingAllocator::collect_garbage(const Context& context) {
   const auto threshold = static_cast<std::size_t>(settings_.garbage_collection_threshold * static_cast<double>(allowed_bytes_));
@@ -210,7 +210,6 @@ void CachingAllocator::collect_garbage(const Context& context) {
     progress = false;
     const double average = static_cast<double>(total_age) / static_cast<double>(count);
     for (Block* block : large_.free.blocks()) {
-      if (reclaimed >= target) break;
       if (block->is_split() || block->is_expandable() || static_cast<double>(block->age()) < average) continue;
       progress = true;
       reclaimed += block->bytes;

@@ -34,11 +34,27 @@ CSRC = ROOT / "csrc"
 CORE_FOLDERS = ("base", "driver", "core", "replay", "capi")
 GLUE_FOLDERS = ("torch", "python")
 # Headers that C++ programs include: <mybackend/aligned_bytes.h> and <mybackend/mybackend.h>.
-PUBLIC_HEADERS = ("core/aligned_bytes.h", "core/tracker.h", "core/cpu_pool.h", "base/thread_local.h", "capi/mybackend.h")
+PUBLIC_HEADERS = (
+    "core/aligned_bytes.h",
+    "core/tracker.h",
+    "core/cpu_pool.h",
+    "base/thread_local.h",
+    "capi/mybackend.h",
+)
 
 OPTIMIZE = ["-O0"] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-O3"]
 LINK_TIME = [] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-flto=auto"]
-COMMON_FLAGS = ["-std=c++20", "-g1", "-fPIC", "-fvisibility-inlines-hidden", "-fno-semantic-interposition", "-Wall", "-Wextra", "-Wno-unused-parameter", *OPTIMIZE]
+COMMON_FLAGS = [
+    "-std=c++20",
+    "-g1",
+    "-fPIC",
+    "-fvisibility-inlines-hidden",
+    "-fno-semantic-interposition",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    *OPTIMIZE,
+]
 
 
 def sources(folders: tuple[str, ...]) -> list[str]:
@@ -83,7 +99,12 @@ class Build(BuildExtension):
         includes = [f"-I{path}" for path in [*extension.include_dirs, *self.include_dirs]]
         flags = [*extension.extra_compile_args["cxx"], *macros]
         stamp = out.parent / "flags"
-        if not gch.exists() or gch.stat().st_mtime < header.stat().st_mtime or not stamp.exists() or stamp.read_text() != " ".join(flags):
+        if (
+            not gch.exists()
+            or gch.stat().st_mtime < header.stat().st_mtime
+            or not stamp.exists()
+            or stamp.read_text() != " ".join(flags)
+        ):
             out.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(header, out)
             command = [compiler, "-x", "c++-header", *flags, *includes, "-c", str(out), "-o", str(gch)]

@@ -37,7 +37,9 @@ def _print_info(info: dict[str, Any]) -> None:
     for key in ("mybackend", "torch", "built_for_torch", "python", "system", "driver"):
         print(f"{key:<16} {info[key]}")
     for device in info["devices"]:
-        print(f"{'device ' + str(device['index']):<16} {device['name']}, {device['free_bytes'] >> 20} MiB free of {device['total_bytes'] >> 20} MiB")
+        print(
+            f"{'device ' + str(device['index']):<16} {device['name']}, {device['free_bytes'] >> 20} MiB free of {device['total_bytes'] >> 20} MiB"
+        )
     print("settings in force:")
     for key, entry in info["settings"].items():
         value = "unlimited" if entry["value"] is None else entry["value"]
@@ -48,9 +50,13 @@ def _print_info(info: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m mybackend", description="mybackend: a PyTorch device whose subject is memory")
+    parser = argparse.ArgumentParser(
+        prog="python -m mybackend", description="mybackend: a PyTorch device whose subject is memory"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    info = commands.add_parser("info", help="versions, driver, devices, and the configuration with the origin of each value")
+    info = commands.add_parser(
+        "info", help="versions, driver, devices, and the configuration with the origin of each value"
+    )
     info.add_argument("--json", action="store_true", help="print it as JSON")
     keys = commands.add_parser("config", help="list the configuration keys, or explain one")
     keys.add_argument("key", nargs="?", help="the key to explain")

@@ -194,7 +194,11 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         ("active", "Active allocations", _count_text), ("segment", "Segments", _count_text),
         ("inactive_split", "Non-releasable blocks", _count_text),
     ]  # fmt: skip
-    pools = [("all", "")] if abbreviated else [("all", ""), ("large_pool", "  from large pool"), ("small_pool", "  from small pool")]
+    pools = (
+        [("all", "")]
+        if abbreviated
+        else [("all", ""), ("large_pool", "  from large pool"), ("small_pool", "  from small pool")]
+    )
     for key, name, text in metrics:
         rows.append("-" * width)
         for pool, label in pools:
@@ -215,7 +219,11 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     allocations = stats["allocation"]["all"]["allocated"]
     driver_calls = stats["num_device_alloc"]
     if allocations:
-        rows.append(f"cache hit rate {1 - driver_calls / allocations:.2%} ({allocations} allocations, {driver_calls} driver calls)")
+        rows.append(
+            f"cache hit rate {1 - driver_calls / allocations:.2%} ({allocations} allocations, {driver_calls} driver calls)"
+        )
     tracker = tracker_stats(index)
-    rows.append(f"tracker: {tracker['current_bytes']} bytes live, {tracker['peak_bytes']} at the peak, all memory kinds")
+    rows.append(
+        f"tracker: {tracker['current_bytes']} bytes live, {tracker['peak_bytes']} at the peak, all memory kinds"
+    )
     return "\n".join(rows)

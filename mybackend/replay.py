@@ -73,7 +73,9 @@ def run(
     return result
 
 
-def benchmark(trace: str | os.PathLike[str], conf: str = "", capacity: int = DEFAULT_CAPACITY, repeat: int = 30) -> float:
+def benchmark(
+    trace: str | os.PathLike[str], conf: str = "", capacity: int = DEFAULT_CAPACITY, repeat: int = 30
+) -> float:
     """Nanoseconds per event: the best of `repeat` passes over the trace, timed in C++."""
     return _C._replay_benchmark(_text_of(trace), conf, _capacity(capacity), repeat)
 

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,7 +45,9 @@ BOXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }  # fmt: skip
 
 
-def compare(ours: Callable[[], object], theirs: Callable[[], object], calls: int, rounds: int) -> tuple[float, float, float]:
+def compare(
+    ours: Callable[[], object], theirs: Callable[[], object], calls: int, rounds: int
+) -> tuple[float, float, float]:
     """Medians of: seconds a call of `ours`, of `theirs`, and of the ratio within a round."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 2):
@@ -59,14 +62,11 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], calls: int
 
 def small_operators(table: dict[str, Callable], rounds: int) -> dict[str, tuple[float, float, float]]:
     results = {}
-    a, b = torch.rand(8, 8) + 0.5, torch.rand(8, 8) + 0.5
-    x, y = a.to("mybackend"), b.to("mybackend")
     with torch.no_grad():
         for name, function in table.items():
-            results[name] = compare(lambda f=function: f(x, y), lambda f=function: f(a, b), 300, rounds)
-            if name.endswith("_"):
-                a, b = torch.rand(8, 8) + 0.5, torch.rand(8, 8) + 0.5
-                x, y = a.to("mybackend"), b.to("mybackend")
+            a, b = torch.rand(8, 8) + 0.5, torch.rand(8, 8) + 0.5
+            x, y = a.to("mybackend"), b.to("mybackend")
+            results[name] = compare(partial(function, x, y), partial(function, a, b), 300, rounds)
     return results
 
 
@@ -117,7 +117,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args()
     rounds = 11 if options.quick else 61
-    print(f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads; medians of {rounds} rounds")
+    print(
+        f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads; medians of {rounds} rounds"
+    )
     tables = {
         "typed kernels, 8x8": small_operators(TYPED, rounds),
         "boxed fallback, 8x8": small_operators(BOXED, rounds),

@@ -32,7 +32,9 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 # What the torch-free library may be linked to, and what it may not be.
 CORE_NEEDED = re.compile(r"^(libc|libm|libstdc\+\+|libgcc_s|libpthread|libdl|librt|ld-linux.*)\.so")
-CORE_EXPORTED = re.compile(r"^(mybackend_|mybackend::|vtable for mybackend|typeinfo (name )?for (mybackend|std::)|guard variable|std::|void std::|operator |construction|VTT|non-virtual thunk|virtual thunk|TLS|thread|_init|_fini)")
+CORE_EXPORTED = re.compile(
+    r"^(mybackend_|mybackend::|vtable for mybackend|typeinfo (name )?for (mybackend|std::)|guard variable|std::|void std::|operator |construction|VTT|non-virtual thunk|virtual thunk|TLS|thread|_init|_fini)"
+)
 
 
 def layer_of(path: Path, csrc: Path) -> str:
@@ -83,7 +85,9 @@ def library_violations(root: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the project's folder")
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the project's folder"
+    )
     parser.add_argument("--no-libraries", action="store_true", help="check the include direction only")
     options = parser.parse_args()
     violations = include_violations(options.root)

@@ -85,7 +85,12 @@ def progress(label: str, step: int, steps: int, loss: float, started: float) -> 
     left = (time.perf_counter() - started) / done * (1 - done)
     if sys.stderr.isatty():
         bar = "█" * int(30 * done)
-        print(f"\r{label:<10} [{bar:<30}] {step + 1}/{steps}  loss {loss:.4f}  {left:4.0f} s left ", end="\n" if done == 1 else "", file=sys.stderr, flush=True)
+        print(
+            f"\r{label:<10} [{bar:<30}] {step + 1}/{steps}  loss {loss:.4f}  {left:4.0f} s left ",
+            end="\n" if done == 1 else "",
+            file=sys.stderr,
+            flush=True,
+        )
     elif (step + 1) % max(1, steps // 10) == 0:
         print(f"{label}: step {step + 1}/{steps}, loss {loss:.4f}", file=sys.stderr, flush=True)
 
@@ -133,7 +138,11 @@ def generate(model: Transformer, alphabet: list[str], count: int, device: str) -
 def report(runs: list[Run], options: argparse.Namespace) -> bool:
     """Prints the tables; returns whether the losses of all runs are equal."""
     _, _, _, context, batch = SIZES[options.size]
-    print(f"\n{'step':>6}" + "".join(f"{run.device + ' loss':>20}" for run in runs) + (f"{'equal':>8}" if len(runs) == 2 else ""))
+    print(
+        f"\n{'step':>6}"
+        + "".join(f"{run.device + ' loss':>20}" for run in runs)
+        + (f"{'equal':>8}" if len(runs) == 2 else "")
+    )
     shown = sorted({0, options.steps - 1, *range(0, options.steps, max(1, options.steps // 8))})
     for step in shown:
         values = [run.losses[step] for run in runs]
@@ -143,7 +152,9 @@ def report(runs: list[Run], options: argparse.Namespace) -> bool:
     skip = min(3, options.steps - 1)  # the first steps allocate what later ones find in the cache
     speeds = [batch * context / statistics.median(run.seconds[skip:]) for run in runs]
     for run, speed in zip(runs, speeds, strict=True):
-        print(f"{run.device:<10} {speed:>10,.0f} tokens/s (median step {statistics.median(run.seconds[skip:]) * 1e3:.1f} ms)")
+        print(
+            f"{run.device:<10} {speed:>10,.0f} tokens/s (median step {statistics.median(run.seconds[skip:]) * 1e3:.1f} ms)"
+        )
     if len(runs) == 2:
         print(f"{'ratio':<10} {speeds[0] / speeds[1]:>10.3f}   ({runs[0].device} / {runs[1].device})")
         same = runs[0].losses == runs[1].losses
@@ -166,10 +177,14 @@ def report_memory() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100, help="training steps (default 100)")
     parser.add_argument("--size", choices=SIZES, default="small", help="size of the model (default small)")
-    parser.add_argument("--device", choices=("both", "mybackend", "cpu"), default="both", help="where to train (default both)")
+    parser.add_argument(
+        "--device", choices=("both", "mybackend", "cpu"), default="both", help="where to train (default both)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of everything random (default 1)")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW (default 1e-3)")
     parser.add_argument("--characters", type=int, default=200, help="characters to write at the end (default 200)")
@@ -180,7 +195,9 @@ def main() -> int:
     alphabet = sorted(set(text))
     index = {character: i for i, character in enumerate(alphabet)}
     data = torch.tensor([index[character] for character in text])
-    print(f"{len(text):,} characters of text, {len(alphabet)} different; size {options.size}, {options.steps} steps, seed {options.seed}")
+    print(
+        f"{len(text):,} characters of text, {len(alphabet)} different; size {options.size}, {options.steps} steps, seed {options.seed}"
+    )
     devices = ("mybackend", "cpu") if options.device == "both" else (options.device,)
     runs = [train(device, data, alphabet, options) for device in devices]
     equal = report(runs, options)

@@ -32,9 +32,13 @@ def performance(tables: dict, machine: str) -> str:
         results = tables[title]
         for name in list(results)[:3]:
             ours, theirs, ratio = results[name]
-            rows.append(f"| `{name}`, 8×8, {title.split(',')[0].split()[0]} | {ours * 1e6:.2f} µs | {theirs * 1e6:.2f} µs | {ratio:.2f} |")
+            rows.append(
+                f"| `{name}`, 8×8, {title.split(',')[0].split()[0]} | {ours * 1e6:.2f} µs | {theirs * 1e6:.2f} µs | {ratio:.2f} |"
+            )
         ratios = [ratio for _, _, ratio in results.values()]
-        rows.append(f"| median of {len(ratios)} operators, {title} | | | **{statistics.median(ratios):.2f}** (worst {max(ratios):.2f}) |")
+        rows.append(
+            f"| median of {len(ratios)} operators, {title} | | | **{statistics.median(ratios):.2f}** (worst {max(ratios):.2f}) |"
+        )
     for title, unit in (("64 MB operands", "64 MB operands"), ("training step", "training step")):
         for name, (ours, theirs, ratio) in tables[title].items():
             rows.append(f"| `{name}`, {unit} | {ours * 1e3:.1f} ms | {theirs * 1e3:.1f} ms | **{ratio:.3f}** |")
@@ -45,7 +49,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=Path, help="the JSON that bench_ops.py wrote")
     parser.add_argument("--machine", default="", help="the machine, in words")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when README.md is not current")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 when README.md is not current"
+    )
     options = parser.parse_args()
     from mybackend import config
 

@@ -7,6 +7,7 @@ prepare test models lint
 if [ $# -eq 0 ]; then
   say "format and lint"
   "$VENV/bin/ruff" check --quiet .
+  "$VENV/bin/ruff" format --check --quiet .
   find csrc tests/cpp -name '*.h' -o -name '*.cpp' | xargs "$VENV/bin/clang-format" --dry-run -Werror
   "$PYTHON" scripts/check_layers.py
 fi

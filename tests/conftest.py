@@ -44,7 +44,9 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         import os
 
         env = {k: v for k, v in os.environ.items() if not k.startswith(("MYBACKEND_", "PYTORCH_"))} | environment
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == expect, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -18,7 +18,22 @@ def copies() -> int:
 def test_results_are_adopted_not_copied() -> None:
     before = copies()
     x = torch.randn(64, 64, device="mybackend")
-    for result in (x + x, x @ x, x.exp(), x.sum(0), torch.hypot(x, x), torch.linalg.svd(x)[0], torch.fft.fft(x), x.sort()[0], x.unique(), x.nonzero(), torch.randperm(9, device="mybackend"), torch.histc(x), x.cumsum(0), functional.conv2d(x[None, None], x[None, None, :3, :3])):
+    for result in (
+        x + x,
+        x @ x,
+        x.exp(),
+        x.sum(0),
+        torch.hypot(x, x),
+        torch.linalg.svd(x)[0],
+        torch.fft.fft(x),
+        x.sort()[0],
+        x.unique(),
+        x.nonzero(),
+        torch.randperm(9, device="mybackend"),
+        torch.histc(x),
+        x.cumsum(0),
+        functional.conv2d(x[None, None], x[None, None, :3, :3]),
+    ):
         assert result.device == x.device
         assert result.untyped_storage().device == x.device
     assert copies() == before
@@ -57,9 +72,14 @@ def test_in_place_and_identity() -> None:
 
 def test_overlap_is_noticed() -> None:
     x = torch.arange(10.0, device="mybackend")
-    with pytest.raises(RuntimeError, match="some elements of the input tensor and the written-to tensor refer to a single memory location"):
+    with pytest.raises(
+        RuntimeError,
+        match="some elements of the input tensor and the written-to tensor refer to a single memory location",
+    ):
         x[1:].copy_(x[:-1]) if False else torch.add(x[:-1], 1, out=x[1:])
-    with pytest.raises(RuntimeError, match="more than one element of the written-to tensor refers to a single memory location"):
+    with pytest.raises(
+        RuntimeError, match="more than one element of the written-to tensor refers to a single memory location"
+    ):
         x[:1].expand(5).add_(1)
     x.add_(x)
     assert x.tolist() == [2.0 * i for i in range(10)]
@@ -69,13 +89,24 @@ def test_a_failing_kernel_leaves_everything_as_it_was() -> None:
     x = torch.ones(3, device="mybackend")
     y = torch.ones(4, device="mybackend")
     live = torch.mybackend.tracker_stats()
-    for wrong in (lambda: x + y, lambda: torch.mm(x, y), lambda: torch.linalg.cholesky(-torch.eye(3, device="mybackend")), lambda: x.view(7), lambda: torch.hypot(x, y), lambda: x[5], lambda: functional.embedding(torch.tensor([9], device="mybackend"), x[:, None])):
+    for wrong in (
+        lambda: x + y,
+        lambda: torch.mm(x, y),
+        lambda: torch.linalg.cholesky(-torch.eye(3, device="mybackend")),
+        lambda: x.view(7),
+        lambda: torch.hypot(x, y),
+        lambda: x[5],
+        lambda: functional.embedding(torch.tensor([9], device="mybackend"), x[:, None]),
+    ):
         with pytest.raises((RuntimeError, IndexError)):
             wrong()
     gc.collect()
     now = torch.mybackend.tracker_stats()
     assert now["current_bytes"] == live["current_bytes"]
-    assert torch.empty(5).device.type == "cpu" and torch.mybackend.tracker_stats()["allocation_count"] == now["allocation_count"]
+    assert (
+        torch.empty(5).device.type == "cpu"
+        and torch.mybackend.tracker_stats()["allocation_count"] == now["allocation_count"]
+    )
     assert (x + 1).tolist() == [2, 2, 2]
 
 
@@ -83,12 +114,18 @@ def test_operators_that_cannot_run_say_so() -> None:
     x = torch.ones(3, 3, device="mybackend")
     with pytest.raises(NotImplementedError, match="mybackend"):
         x.to_sparse()
-    with pytest.raises(NotImplementedError, match=r"'aten::empty.memory_format' cannot run on mybackend: sparse tensors are not supported"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"'aten::empty.memory_format' cannot run on mybackend: sparse tensors are not supported",
+    ):
         torch.empty(2, 2, layout=torch.sparse_csr, device="mybackend")
     library = torch.library.Library("mybackend_tests", "DEF")
     library.define("only_meta(Tensor x) -> Tensor")
     library.impl("only_meta", lambda x: x, "Meta")
-    with pytest.raises(NotImplementedError, match=r"The operator 'mybackend_tests::only_meta' cannot run on mybackend: there is no CPU kernel"):
+    with pytest.raises(
+        NotImplementedError,
+        match=r"The operator 'mybackend_tests::only_meta' cannot run on mybackend: there is no CPU kernel",
+    ):
         torch.ops.mybackend_tests.only_meta(x)
 
 

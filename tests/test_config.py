@@ -9,7 +9,26 @@ import torch
 
 from mybackend import _C, config
 
-PYTORCH_KEYS = ["large_segment_size_mb", "max_split_size_mb", "max_non_split_rounding_mb", "garbage_collection_threshold", "roundup_power2_divisions", "expandable_segments", "pinned_use_background_threads", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "backend", "release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "graph_capture_record_stream_reuse", "pinned_free_catch_all", "throw_on_cudamalloc_oom", "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "per_process_memory_fraction"]
+PYTORCH_KEYS = [
+    "large_segment_size_mb",
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
+    "roundup_power2_divisions",
+    "expandable_segments",
+    "pinned_use_background_threads",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "backend",
+    "release_lock_on_cudamalloc",
+    "pinned_use_cuda_host_register",
+    "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
+    "throw_on_cudamalloc_oom",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "per_process_memory_fraction",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +146,9 @@ def test_warnings_about_keys_that_defeat_each_other() -> None:
     config.reset()
     assert any("without a memory fraction" in w for w in config.check("garbage_collection_threshold:0.5"))
     assert config.check("garbage_collection_threshold:0.5,per_process_memory_fraction:0.5") == []
-    assert any("never reused" in w for w in config.check("pinned_max_round_threshold_mb:64,pinned_max_cached_size_mb:32"))
+    assert any(
+        "never reused" in w for w in config.check("pinned_max_round_threshold_mb:64,pinned_max_cached_size_mb:32")
+    )
 
 
 def test_settings_reach_the_allocator() -> None:
@@ -152,8 +173,13 @@ def test_keys_that_are_read_once() -> None:
 def test_variables(run_python) -> None:
     code = "from mybackend import config; print(config.get('max_split_size_mb'), config.origin('max_split_size_mb'))"
     assert run_python(code).stdout.split() == ["None", "default"]
-    assert run_python(code, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:32").stdout.split() == ["32", "PYTORCH_CUDA_ALLOC_CONF"]
-    assert run_python(code, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:32", MYBACKEND_ALLOC_CONF="max_split_size_mb:48").stdout.split() == ["48", "MYBACKEND_ALLOC_CONF"]
+    assert run_python(code, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:32").stdout.split() == [
+        "32",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ]
+    assert run_python(
+        code, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:32", MYBACKEND_ALLOC_CONF="max_split_size_mb:48"
+    ).stdout.split() == ["48", "MYBACKEND_ALLOC_CONF"]
 
 
 def test_a_bad_variable_does_not_break_import_torch(run_python) -> None:

@@ -117,7 +117,10 @@ def test_bad_input() -> None:
         cpu.allocate_aligned_bytes("many")
     with pytest.raises(ValueError, match="expected 'cpu' or 'gpu'"):
         cpu.allocate_aligned_bytes(1, "tpu")
-    with pytest.raises(torch.OutOfMemoryError, match=rf"{1 << 62} bytes requested, {before['current_bytes']} bytes live, {before['peak_bytes']} bytes at the peak"):
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=rf"{1 << 62} bytes requested, {before['current_bytes']} bytes live, {before['peak_bytes']} bytes at the peak",
+    ):
         cpu.allocate_aligned_bytes(1 << 62)
     assert cpu.aligned_bytes_stats() == before
 
@@ -135,7 +138,9 @@ def test_blocks_cross_threads_and_go_with_them() -> None:
     before, threads_before = cpu.aligned_bytes_stats()["current_bytes"], stats()["threads"]
     for _ in range(50):
         made: list = []
-        thread = threading.Thread(target=lambda made=made: made.extend(cpu.allocate_aligned_bytes(3000) for _ in range(40)))
+        thread = threading.Thread(
+            target=lambda made=made: made.extend(cpu.allocate_aligned_bytes(3000) for _ in range(40))
+        )
         thread.start()
         thread.join()
         made.clear()  # here, into this thread's pool, within its bounds
@@ -164,8 +169,13 @@ def test_counters_are_exact_under_threads() -> None:
     assert after["current_bytes"] == before["current_bytes"]
     assert after["allocation_count"] - before["allocation_count"] == 6 * 1000
     assert after["free_count"] - before["free_count"] == 6 * 1000
-    assert after["total_allocated_bytes"] - before["total_allocated_bytes"] == sum(500 * 101 * (100 + i) for i in range(6))
-    assert after["total_freed_bytes"] - before["total_freed_bytes"] == after["total_allocated_bytes"] - before["total_allocated_bytes"]
+    assert after["total_allocated_bytes"] - before["total_allocated_bytes"] == sum(
+        500 * 101 * (100 + i) for i in range(6)
+    )
+    assert (
+        after["total_freed_bytes"] - before["total_freed_bytes"]
+        == after["total_allocated_bytes"] - before["total_allocated_bytes"]
+    )
 
 
 def test_c_abi() -> None:

@@ -24,7 +24,45 @@ def test_names() -> None:
 
 
 def test_mirrors_torch_cuda_by_name() -> None:
-    for name in ["memory_stats", "memory_stats_as_nested_dict", "memory_summary", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "empty_cache", "mem_get_info", "get_device_properties", "set_per_process_memory_fraction", "synchronize", "current_device", "set_device", "device", "device_of", "device_count", "stream", "Stream", "Event", "current_stream", "default_stream", "set_stream", "manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all", "get_device_name", "is_initialized", "init"]:
+    for name in [
+        "memory_stats",
+        "memory_stats_as_nested_dict",
+        "memory_summary",
+        "memory_allocated",
+        "max_memory_allocated",
+        "memory_reserved",
+        "max_memory_reserved",
+        "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats",
+        "empty_cache",
+        "mem_get_info",
+        "get_device_properties",
+        "set_per_process_memory_fraction",
+        "synchronize",
+        "current_device",
+        "set_device",
+        "device",
+        "device_of",
+        "device_count",
+        "stream",
+        "Stream",
+        "Event",
+        "current_stream",
+        "default_stream",
+        "set_stream",
+        "manual_seed",
+        "manual_seed_all",
+        "seed",
+        "seed_all",
+        "initial_seed",
+        "get_rng_state",
+        "set_rng_state",
+        "get_rng_state_all",
+        "set_rng_state_all",
+        "get_device_name",
+        "is_initialized",
+        "init",
+    ]:
         assert hasattr(torch.cuda, name), name
         assert hasattr(torch.mybackend, name), name
 
@@ -48,7 +86,17 @@ def test_wrong_device_arguments() -> None:
 
 
 def test_round_trip_and_dtypes() -> None:
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int8, torch.bool, torch.uint8):
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex64,
+        torch.int64,
+        torch.int8,
+        torch.bool,
+        torch.uint8,
+    ):
         x = torch.arange(24).reshape(2, 3, 4).to(dtype)
         y = x.to("mybackend")
         assert y.dtype == dtype and torch.equal(y.cpu(), x)
@@ -118,7 +166,17 @@ def test_dlpack_both_ways() -> None:
 
 def test_tensors_of_two_devices_are_refused() -> None:
     x, c = torch.ones(3, device="mybackend"), torch.ones(3)
-    for wrong in (lambda: x + c, lambda: c + x, lambda: torch.add(x, c), lambda: torch.hypot(x, c), lambda: torch.mm(x[None], c[:, None]), lambda: x.add_(c), lambda: torch.cat([x, c]), lambda: torch.add(x, x, out=c), lambda: torch.nn.functional.linear(x, c[None])):
+    for wrong in (
+        lambda: x + c,
+        lambda: c + x,
+        lambda: torch.add(x, c),
+        lambda: torch.hypot(x, c),
+        lambda: torch.mm(x[None], c[:, None]),
+        lambda: x.add_(c),
+        lambda: torch.cat([x, c]),
+        lambda: torch.add(x, x, out=c),
+        lambda: torch.nn.functional.linear(x, c[None]),
+    ):
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             wrong()
     assert torch.equal(x.cpu(), torch.ones(3)) and torch.equal(c, torch.ones(3))
@@ -180,9 +238,18 @@ def test_bad_device_count(run_python) -> None:
 
 def test_autoload(run_python) -> None:
     assert run_python("import torch; print(hasattr(torch, 'mybackend'))").stdout.strip() == "True"
-    assert run_python("import torch; print(hasattr(torch, 'mybackend'))", MYBACKEND_AUTOLOAD="0").stdout.strip() == "False"
-    assert run_python("import torch, sys; print('mybackend' in sys.modules)", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout.strip() == "False"
-    assert run_python("import mybackend, torch; print(torch.ones(1).mybackend().device)").stdout.strip() == "mybackend:0"
+    assert (
+        run_python("import torch; print(hasattr(torch, 'mybackend'))", MYBACKEND_AUTOLOAD="0").stdout.strip() == "False"
+    )
+    assert (
+        run_python(
+            "import torch, sys; print('mybackend' in sys.modules)", TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+        ).stdout.strip()
+        == "False"
+    )
+    assert (
+        run_python("import mybackend, torch; print(torch.ones(1).mybackend().device)").stdout.strip() == "mybackend:0"
+    )
 
 
 def test_autoload_is_quiet_where_a_gpu_is(run_python) -> None:
@@ -199,12 +266,18 @@ def test_autoload_is_quiet_where_a_gpu_is(run_python) -> None:
 
 
 def test_a_torch_it_was_not_built_for(run_python) -> None:
-    done = run_python("import torch\ntorch.__version__ = '2.99.0'\nimport mybackend", expect=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    done = run_python(
+        "import torch\ntorch.__version__ = '2.99.0'\nimport mybackend", expect=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0"
+    )
     assert "was built for torch" in done.stderr and "2.99.0" in done.stderr
 
 
 def test_another_backend_in_the_way(run_python) -> None:
-    done = run_python("import torch\ntorch.utils.rename_privateuse1_backend('other')\nimport mybackend", expect=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    done = run_python(
+        "import torch\ntorch.utils.rename_privateuse1_backend('other')\nimport mybackend",
+        expect=1,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
     assert "another backend is loaded as PrivateUse1" in done.stderr
 
 

@@ -33,17 +33,38 @@ def test_counters_are_exact() -> None:
 def test_stats_have_all_the_keys_of_cuda() -> None:
     torch.ones(1, device="mybackend")
     stats = torch.mybackend.memory_stats()
-    for name in ["allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"]:
+    for name in [
+        "allocation",
+        "segment",
+        "active",
+        "inactive_split",
+        "allocated_bytes",
+        "reserved_bytes",
+        "active_bytes",
+        "inactive_split_bytes",
+        "requested_bytes",
+    ]:
         for pool in ("all", "small_pool", "large_pool"):
             for field in ("current", "peak", "allocated", "freed"):
                 assert f"{name}.{pool}.{field}" in stats
     for name in ("oversize_allocations", "oversize_segments"):
         for field in ("current", "peak", "allocated", "freed"):
             assert f"{name}.{field}" in stats
-    for name in ["num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free", "max_split_size"]:
+    for name in [
+        "num_alloc_retries",
+        "num_ooms",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "num_device_free",
+        "max_split_size",
+    ]:
         assert name in stats
     theirs = torch.accelerator.memory_stats()
-    assert theirs["allocated_bytes.all.current"] == torch.mybackend.memory_allocated() == torch.accelerator.memory_allocated()
+    assert (
+        theirs["allocated_bytes.all.current"]
+        == torch.mybackend.memory_allocated()
+        == torch.accelerator.memory_allocated()
+    )
     assert torch.accelerator.memory_reserved() == torch.mybackend.memory_reserved()
     assert torch.accelerator.max_memory_allocated() == torch.mybackend.max_memory_allocated()
 
@@ -143,7 +164,9 @@ def test_memory_kind_pool() -> None:
 def test_training_in_the_pool_kind_copies_nothing() -> None:
     copies = mybackend.memory.copied_output_count()
     with mybackend.memory.use("pool"):
-        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 2)).to("mybackend")
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 2)).to(
+            "mybackend"
+        )
         model(torch.randn(5, 3, 8, 8, device="mybackend")).sum().backward()
         del model
         gc.collect()
@@ -225,7 +248,13 @@ def test_profiler_sees_the_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "conf", ["", "expandable_segments:True", "max_split_size_mb:32,garbage_collection_threshold:0.5", "roundup_power2_divisions:4"]
+    "conf",
+    [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:32,garbage_collection_threshold:0.5",
+        "roundup_power2_divisions:4",
+    ],
 )
 def test_training_under_each_configuration(conf: str, run_python) -> None:
     run_python(

@@ -9,7 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def live() -> int:
-    return torch.accelerator.memory.host_memory_stats()["active_bytes.current"] if hasattr(torch.accelerator.memory, "host_memory_stats") else 0
+    return (
+        torch.accelerator.memory.host_memory_stats()["active_bytes.current"]
+        if hasattr(torch.accelerator.memory, "host_memory_stats")
+        else 0
+    )
 
 
 def test_pin_memory() -> None:

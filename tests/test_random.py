@@ -69,7 +69,9 @@ def test_generators() -> None:
     assert g.device == torch.device("mybackend", 0)
     assert torch.equal(torch.rand(3, device="mybackend", generator=g), torch.rand(3, device="mybackend", generator=h))
     clone = g.clone_state()
-    assert torch.equal(torch.randn(3, device="mybackend", generator=g), torch.randn(3, device="mybackend", generator=clone))
+    assert torch.equal(
+        torch.randn(3, device="mybackend", generator=g), torch.randn(3, device="mybackend", generator=clone)
+    )
     with pytest.raises(RuntimeError, match="generator"):
         torch.rand(3, device="mybackend", generator=torch.Generator())
     with pytest.raises(NotImplementedError, match="offset"):

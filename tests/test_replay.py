@@ -14,6 +14,7 @@ DATA = Path(__file__).parent / "data"
 GOLDEN: dict[str, dict] = json.loads(gzip.decompress((DATA / "golden.json.gz").read_bytes()))
 COMPARED = ("stats", "driver", "segments", "n_actions", "actions_sha256", "oom")
 
+
 def differences(run: str) -> list[str]:
     trace, capacity, conf = run.split("|")
     result = replay.run(DATA / "traces" / f"{trace}.gz", conf, int(capacity))
@@ -26,7 +27,9 @@ def test_equals_the_golden_result(run: str) -> None:
 
 
 @pytest.mark.parametrize("trace", ["synthetic_pools", "synthetic_streams", "synthetic_pressure"])
-@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64,garbage_collection_threshold:0.5"])
+@pytest.mark.parametrize(
+    "conf", ["", "expandable_segments:True", "max_split_size_mb:64,garbage_collection_threshold:0.5"]
+)
 def test_invariants_hold_after_every_event(trace: str, conf: str) -> None:
     replay.run(DATA / "traces" / f"{trace}.trace.gz", conf, 1 << 30, check_invariants=True)
 

@@ -85,7 +85,17 @@ def test_views_outlive_their_base() -> None:
 
 def test_views_from_kernels_share_the_base() -> None:
     x = torch.randn(4, 6, dtype=torch.complex64, device="mybackend")
-    for view in (torch.view_as_real(x), x.unfold(1, 2, 2), x.diagonal(), x.view(torch.float32), x.expand(2, 4, 6), x.real, x.imag, x.mT, x.unflatten(1, (2, 3))):
+    for view in (
+        torch.view_as_real(x),
+        x.unfold(1, 2, 2),
+        x.diagonal(),
+        x.view(torch.float32),
+        x.expand(2, 4, 6),
+        x.real,
+        x.imag,
+        x.mT,
+        x.unflatten(1, (2, 3)),
+    ):
         assert view.device == x.device and view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     chunks = torch.arange(10, device="mybackend").tensor_split(3)
     assert all(c.untyped_storage().data_ptr() == chunks[0].untyped_storage().data_ptr() for c in chunks)
@@ -96,7 +106,9 @@ def test_out_variants_resize_the_same_storage() -> None:
     storage = out.untyped_storage()
     x = torch.arange(3.0, device="mybackend")
     assert torch.add(x, x, out=out) is out
-    assert out.tolist() == [0, 2, 4] and out.untyped_storage().data_ptr() == storage.data_ptr() and storage.nbytes() == 12
+    assert (
+        out.tolist() == [0, 2, 4] and out.untyped_storage().data_ptr() == storage.data_ptr() and storage.nbytes() == 12
+    )
     y = torch.empty(0, device="mybackend", dtype=torch.int64)
     values = torch.empty(0, device="mybackend")
     torch.sort(-x, out=(values, y))
@@ -124,7 +136,18 @@ def test_storages_of_different_dtypes() -> None:
     assert x.view(torch.float32).tolist() == [1.0] * 4
 
 
-@pytest.mark.parametrize("location", ["mybackend", "mybackend:0", "cpu", torch.device("mybackend"), {"mybackend:0": "cpu"}, lambda storage, _: storage, None])
+@pytest.mark.parametrize(
+    "location",
+    [
+        "mybackend",
+        "mybackend:0",
+        "cpu",
+        torch.device("mybackend"),
+        {"mybackend:0": "cpu"},
+        lambda storage, _: storage,
+        None,
+    ],
+)
 def test_save_and_load(location: object) -> None:
     x = torch.randn(5, 3, device="mybackend")
     state = {"x": x, "view": x[2:], "parameter": torch.nn.Parameter(x.clone())}

@@ -47,8 +47,12 @@ def test_a_planted_library_is_found(tmp_path: Path) -> None:
     (tmp_path / "csrc").mkdir()
     (tmp_path / "mybackend").mkdir()
     source = tmp_path / "planted.cpp"
-    source.write_text('extern "C" int foreign_function() { return 1; }\nextern "C" void Py_Initialize(); void f() { Py_Initialize(); }\n')
-    subprocess.run(["c++", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "mybackend" / "libmybackend_core.so")], check=True)
+    source.write_text(
+        'extern "C" int foreign_function() { return 1; }\nextern "C" void Py_Initialize(); void f() { Py_Initialize(); }\n'
+    )
+    subprocess.run(
+        ["c++", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "mybackend" / "libmybackend_core.so")], check=True
+    )
     done = check(tmp_path)
     assert done.returncode == 1
     assert "foreign_function" in done.stdout and "Py_Initialize" in done.stdout
@@ -114,7 +118,19 @@ def test_public_headers_compile_alone(tmp_path: Path) -> None:
     library = Path(mybackend.library_path())
     program = tmp_path / "program"
     subprocess.run(
-        ["c++", "-std=c++20", "-O1", f"-I{mybackend.include_path()}", str(source), "-o", str(program), f"-L{library.parent}", "-lmybackend_core", f"-Wl,-rpath,{library.parent}", "-pthread"],
+        [
+            "c++",
+            "-std=c++20",
+            "-O1",
+            f"-I{mybackend.include_path()}",
+            str(source),
+            "-o",
+            str(program),
+            f"-L{library.parent}",
+            "-lmybackend_core",
+            f"-Wl,-rpath,{library.parent}",
+            "-pthread",
+        ],
         check=True,
     )
     done = subprocess.run([str(program)], capture_output=True, text=True)

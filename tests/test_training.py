@@ -20,7 +20,9 @@ def to_device(batch: Any, device: str) -> Any:
     return tuple(part.to(device) for part in batch) if isinstance(batch, tuple) else batch.to(device)
 
 
-def train(model: torch.nn.Module, batch: Any, loss_of: Any, device: str, optimizer: str, foreach: bool) -> dict[str, Any]:
+def train(
+    model: torch.nn.Module, batch: Any, loss_of: Any, device: str, optimizer: str, foreach: bool
+) -> dict[str, Any]:
     """Trains a copy of `model`; returns everything that a step leaves behind, on the CPU."""
     model = copy.deepcopy(model).to(device).train()
     batch = to_device(batch, device)
@@ -40,7 +42,10 @@ def train(model: torch.nn.Module, batch: Any, loss_of: Any, device: str, optimiz
         opt.step()
     seen["weights"] = [value.cpu() for value in model.state_dict().values()]
     seen["state"] = [
-        value.cpu() for entry in opt.state_dict()["state"].values() for value in entry.values() if isinstance(value, torch.Tensor)
+        value.cpu()
+        for entry in opt.state_dict()["state"].values()
+        for value in entry.values()
+        if isinstance(value, torch.Tensor)
     ]
     return seen
 

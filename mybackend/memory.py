@@ -6,7 +6,10 @@ The statistics have the names and meaning of `torch.cuda.memory_stats`. All size
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import pickle
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +18,10 @@ import torch
 from mybackend import _C
 
 __all__ = [
-    "check_invariants", "copied_output_count", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated",
+    "MemPool", "attach_out_of_memory_observer", "check_invariants", "copied_output_count", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated",
     "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats",
     "memory_stats_as_nested_dict", "memory_summary", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
-    "set_per_process_memory_fraction", "tracker_stats", "use",
+    "set_per_process_memory_fraction", "tracker_stats", "use", "use_mem_pool",
 ]  # fmt: skip
 
 Device = torch.device | str | int | None
@@ -115,7 +118,8 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 def memory_snapshot(device: Device = None) -> list[dict[str, Any]]:
     """The segments of the caching allocator with their blocks, by address, in the schema of
     `torch.cuda.memory_snapshot`."""
-    return _C._segments(_index(device))
+    index = _index(device)
+    return [segment for segment in _C._snapshot(False)["segments"] if segment["device"] == index]
 
 
 def check_invariants(device: Device = None) -> None:
@@ -143,6 +147,120 @@ def use(kind: str) -> Iterator[None]:
         scope.leave()
 
 
+# --- History and snapshots ----------------------------------------------------------------------
+
+
+def _record_memory_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    device: Device = None,
+    clear_history: bool = False,
+    compile_context: bool = False,
+    global_record_annotations: bool = False,
+    skip_actions: list[str] | None = None,
+) -> None:
+    """Records what the allocator does, for `_snapshot`; the arguments are those of
+    `torch.cuda.memory._record_memory_history`.
+
+    `enabled`: None stops; "state" keeps stacks of what is alive; "all" keeps a history of up to
+    `max_entries` events too. `context`: for which events a stack is kept: None, "state",
+    "alloc" or "all". `stacks`: "python", or "all" for C++ frames too. `clear_history` drops
+    what was recorded. `skip_actions`: names of actions that are not recorded. All devices are
+    recorded, whatever `device` says; there are no compile contexts and annotations here."""
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"enabled: expected None, 'state' or 'all', not {enabled!r}")
+    if context not in (None, "state", "alloc", "all"):
+        raise ValueError(f"context: expected None, 'state', 'alloc' or 'all', not {context!r}")
+    if stacks not in ("python", "all"):
+        raise ValueError(f"stacks: expected 'python' or 'all', not {stacks!r}")
+    if isinstance(max_entries, bool) or not isinstance(max_entries, int) or max_entries < 0:
+        raise ValueError(f"max_entries: expected a number from 0, not {max_entries!r}")
+    if compile_context or global_record_annotations:
+        raise NotImplementedError("mybackend: compile_context and global_record_annotations are not supported")
+    if enabled is None:
+        _C._stop_history()
+        return
+    if enabled == "state":
+        max_entries = 1
+    _C._start_history(max_entries, context or "never", stacks == "all", clear_history, skip_actions or [])
+
+
+def _snapshot(device: Device = None, augment_with_fx_traces: bool = False) -> dict[str, Any]:
+    """The state and the recorded history of all devices, in the schema of
+    `torch.cuda.memory._snapshot`, which `torch.cuda._memory_viz` reads."""
+    if augment_with_fx_traces:
+        raise NotImplementedError("mybackend: augment_with_fx_traces is not supported")
+    return _C._snapshot(True)
+
+
+def _dump_snapshot(filename: str = "dump_snapshot.pickle") -> None:
+    """Writes `_snapshot()` to a file, as `torch.cuda.memory._dump_snapshot` does."""
+    snapshot = _snapshot()
+    with open(filename, "wb") as file:
+        pickle.dump(snapshot, file)
+
+
+def attach_out_of_memory_observer(observer: Callable[[int, int, int, int], None]) -> None:
+    """Calls `observer(device, requested_bytes, total_bytes, free_bytes)` at every out of memory,
+    before the error is raised. It stays attached; an exception in it is reported, not raised."""
+    _C._attach_oom_observer(observer)
+
+
+# --- Private pools ------------------------------------------------------------------------------
+
+_pool_numbers = itertools.count(1)
+
+
+class MemPool:
+    """Memory set apart: what is allocated inside `use_mem_pool(pool)` comes from segments of its
+    own. `use_on_oom`: other requests may use its free blocks before they fail. `no_split`: its
+    blocks are never split. The pool's memory can be given back once the object is gone and its
+    tensors are freed."""
+
+    def __init__(self, use_on_oom: bool = False, no_split: bool = False, device: Device = None) -> None:
+        self._id = (0, next(_pool_numbers))
+        self._device = _index(device)
+        _C._pool_create(self._device, self._id, use_on_oom, no_split)
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """(0, n), as in `segment_pool_id` of a snapshot."""
+        return self._id
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose memory it is."""
+        return torch.device("mybackend", self._device)
+
+    def use_count(self) -> int:
+        """1 for the object, and one for each `use_mem_pool` that is open."""
+        return _C._pool_use_count(self._device, self._id)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The pool's segments."""
+        return [segment for segment in memory_snapshot(self._device) if segment["segment_pool_id"] == self._id]
+
+    def __del__(self) -> None:
+        if hasattr(self, "_device"):
+            _C._pool_release(self._device, self._id)
+            _C._pool_empty_cache(self._device, self._id)
+
+
+@contextmanager
+def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
+    """Allocations of this thread on the pool's device come from `pool` inside the block."""
+    if device is not None and _index(device) != pool.device.index:
+        raise ValueError(f"the pool is on {pool.device}, not on device {_index(device)}")
+    _C._pool_begin(pool.device.index, pool.id)
+    try:
+        yield
+    finally:
+        _C._pool_end(pool.device.index, pool.id)
+        _C._pool_release(pool.device.index, pool.id)
+
+
 # --- The summary ------------------------------------------------------------------------------
 
 _UNITS = ("B  ", "KiB", "MiB", "GiB", "TiB")
@@ -163,7 +281,7 @@ def _count_text(count: int) -> str:
 def _fragmentation_line(stats: dict[str, Any], device: int) -> str:
     reserved = stats["reserved_bytes"]["all"]["current"]
     allocated = stats["allocated_bytes"]["all"]["current"]
-    free = [b["size"] for s in _C._segments(device) for b in s["blocks"] if b["state"] == "inactive"]
+    free = [b["size"] for s in memory_snapshot(device) for b in s["blocks"] if b["state"] == "inactive"]
     largest, total = max(free, default=0), sum(free)
     share = 1 - largest / total if total else 0.0
     return (

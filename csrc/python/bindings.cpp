@@ -1,5 +1,7 @@
 // mybackend._C: what the Python package calls. Bindings and conversions, no logic.
 #include <torch/csrc/Exceptions.h>
+
+#include <thread>
 #include <torch/csrc/utils/pybind.h>
 
 #include "capi/mybackend.h"
@@ -10,8 +12,10 @@
 #include "replay/replay.h"
 #include "torch/borrow.h"
 #include "torch/boxed_borrow.h"
+#include "torch/config_hook.h"
 #include "torch/context.h"
 #include "torch/generator.h"
+#include "torch/history.h"
 
 namespace py = pybind11;
 using namespace mybackend;
@@ -93,35 +97,6 @@ AlignedBytes allocate_aligned(py::int_ nbytes, const std::string& device) {
   } catch (const OutOfMemory& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
   }
-}
-
-py::list device_segments(int device) {
-  py::list result;
-  for (const caching::SegmentInfo& segment : glue::memory().caching(device).snapshot(false)) {
-    py::dict s;
-    s["device"] = segment.device;
-    s["address"] = segment.address;
-    s["total_size"] = segment.total_bytes;
-    s["allocated_size"] = segment.allocated_bytes;
-    s["active_size"] = segment.active_bytes;
-    s["requested_size"] = segment.requested_bytes;
-    s["stream"] = segment.stream;
-    s["segment_type"] = segment.is_large ? "large" : "small";
-    s["segment_pool_id"] = py::make_tuple(segment.pool_id.first, segment.pool_id.second);
-    s["is_expandable"] = segment.is_expandable;
-    py::list blocks;
-    for (const caching::BlockInfo& block : segment.blocks) {
-      py::dict b;
-      b["address"] = block.address;
-      b["size"] = block.bytes;
-      b["requested_size"] = block.requested_bytes;
-      b["state"] = block.allocated ? "active_allocated" : block.active ? "active_pending_free" : "inactive";
-      blocks.append(b);
-    }
-    s["blocks"] = blocks;
-    result.append(s);
-  }
-  return result;
 }
 
 void bind_replay(py::module_& m) {
@@ -269,7 +244,6 @@ void bind_memory(py::module_& m) {
     glue::check(glue::memory().driver().memory_info(device, &info));
     return py::make_tuple(info.free_bytes, info.total_bytes);
   });
-  m.def("_segments", &device_segments);
   m.def("_check_invariants", [](int device) { return glue::memory().caching(device).check_invariants(); });
   m.def("_copied_output_count", &glue::copied_output_count);
   m.def("_memory_kind", [] { return std::string(memory_kind_name(glue::memory().kind_in_force())); });
@@ -321,6 +295,49 @@ void bind_memory(py::module_& m) {
   m.def("_cpu_pool_trim", [] { return cpu_pool::trim(); });
 }
 
+caching::PoolId pool_id(const py::tuple& id) { return {id[0].cast<std::uint64_t>(), id[1].cast<std::uint64_t>()}; }
+
+// Private pools; `device` was checked by the caller.
+void bind_pools(py::module_& m) {
+  m.def("_pool_create", [](int device, const py::tuple& id, bool use_on_oom, bool no_split) {
+    glue::check_device_index(static_cast<c10::DeviceIndex>(device));
+    glue::memory().caching(device).create_or_use_pool(pool_id(id), no_split, use_on_oom);
+  });
+  m.def("_pool_begin", [](int device, const py::tuple& id) {
+    const std::thread::id self = std::this_thread::get_id();
+    check_or_throw(glue::memory().caching(device).begin_allocate_to_pool(
+        pool_id(id), [self](StreamHandle) { return std::this_thread::get_id() == self; }));
+  });
+  m.def("_pool_end", [](int device, const py::tuple& id) { check_or_throw(glue::memory().caching(device).end_allocate_to_pool(pool_id(id))); });
+  m.def("_pool_release", [](int device, const py::tuple& id) { check_or_throw(glue::memory().caching(device).release_pool(pool_id(id))); });
+  m.def("_pool_use_count", [](int device, const py::tuple& id) { return glue::memory().caching(device).pool_use_count(pool_id(id)); });
+  m.def("_pool_empty_cache", [](int device, const py::tuple& id) {
+    const caching::PoolId pool = pool_id(id);
+    py::gil_scoped_release release;
+    glue::memory().caching(device).empty_cache(pool);
+  });
+}
+
+void bind_history(py::module_& m) {
+  m.def("_start_history", &glue::start_history);
+  m.def("_stop_history", &glue::stop_history);
+  m.def("_snapshot", &glue::snapshot);
+  m.def("_attach_oom_observer", [](py::function observer) {
+    // Held for the life of the process, as torch.cuda's observers are.
+    auto* held = new py::function(std::move(observer));
+    for (int device = 0; device < glue::memory().device_count(); ++device) {
+      glue::memory().caching(device).on_oom([held](const caching::OomReport& report) {
+        py::gil_scoped_acquire acquire;
+        try {
+          (*held)(report.device, report.requested_bytes, report.total_bytes, report.free_bytes);
+        } catch (py::error_already_set& error) {
+          error.discard_as_unraisable("mybackend out-of-memory observer");
+        }
+      });
+    }
+  });
+}
+
 void bind_device(py::module_& m) {
   m.def("_init", [] {
     Status status = Runtime::get().read_environment();
@@ -334,6 +351,7 @@ void bind_device(py::module_& m) {
   m.def("_register_boxed_kernels", [] {
     py::gil_scoped_release release;
     glue::register_boxed_kernels();
+    glue::register_config_hook();
   });
   m.def("_device_count", [] { return Runtime::get().device_count(); });
   m.def("_current_device", [] { return static_cast<int>(glue::current_device()); });
@@ -389,6 +407,8 @@ PYBIND11_MODULE(_C, m) {
   m.attr("_built_for_torch") = MYBACKEND_TORCH_VERSION;
   bind_device(m);
   bind_memory(m);
+  bind_pools(m);
+  bind_history(m);
   bind_config(m);
   bind_replay(m);
 }

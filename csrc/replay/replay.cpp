@@ -65,7 +65,7 @@ Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out) 
   Runner runner(options.capacity_bytes);
   if (Status status = runner.prepare(trace, options); !status.ok()) return status;
   runner.oom_ids = &out->oom_ids;
-  runner.allocator->start_history(static_cast<std::size_t>(-1), nullptr, false);
+  runner.allocator->start_history({.max_entries = static_cast<std::size_t>(-1)});
   std::size_t number = 0;
   for (const TraceEvent& event : trace.events) {
     ++number;

@@ -8,7 +8,7 @@ namespace mybackend::caching {
 
 void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::unique_ptr<OomReport>* report) {
   if (bytes == 0) return nullptr;
-  Context context = capture_context();
+  Context context = capture_context(RecordContext::kState);
   Lock lock(mutex_);
   if (bytes >= kMaxRequestBytes) {
     Request r{bytes, bytes, bytes, stream, &large_, nullptr, false, {}, {}, false};

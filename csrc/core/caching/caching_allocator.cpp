@@ -123,7 +123,9 @@ void CachingAllocator::record(Action action, std::uintptr_t address, std::size_t
                               const Context& context) {
   if (!history_.enabled()) return;
   const PoolId id = pool != nullptr && pool->owner != nullptr ? pool->owner->id : PoolId{0, 0};
-  history_.add({action, address, bytes, stream, wall_now_us(), id, context});
+  const bool is_free = action == Action::kFreeRequested || action == Action::kFreeCompleted;
+  const bool keep = history_.keeps(is_free ? RecordContext::kAll : RecordContext::kAlloc);
+  history_.add({action, address, bytes, stream, wall_now_us(), id, keep ? context : Context()});
 }
 
 // --- Settings and lookups -------------------------------------------------------------------
@@ -197,16 +199,27 @@ void CachingAllocator::reset_accumulated_stats() {
   for (auto& [id, stat] : private_reserved_) stat.reset_accumulated();
 }
 
-void CachingAllocator::start_history(std::size_t max_entries, CaptureContext capture, bool stacks_on_free) {
+void CachingAllocator::start_history(const HistoryOptions& options, bool clear_old) {
   Lock lock(mutex_);
-  history_.start(max_entries);
-  capture_ = capture;
-  stacks_on_free_ = stacks_on_free;
+  history_.start(options, clear_old);
+  may_capture_.store(options.capture != nullptr && options.when != RecordContext::kNever);
 }
 
 void CachingAllocator::stop_history() {
   Lock lock(mutex_);
   history_.stop();
+  may_capture_.store(false);
+}
+
+// The capture itself runs under no lock: it may take the interpreter's.
+Context CachingAllocator::capture_unlocked(RecordContext level) const {
+  History options;
+  {
+    Lock lock(mutex_);
+    if (!history_.enabled()) return {};
+    options = history_.without_entries();
+  }
+  return options.capture(level);
 }
 
 std::vector<TraceEntry> CachingAllocator::history() const {

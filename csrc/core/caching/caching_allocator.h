@@ -6,6 +6,7 @@
 // be freed (a foreign pointer, a second free) is reported and changes nothing.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -125,8 +126,7 @@ class CachingAllocator {
   void reset_peak_stats();
   void reset_accumulated_stats();
 
-  using CaptureContext = Context (*)();
-  void start_history(std::size_t max_entries, CaptureContext capture, bool stacks_on_free);
+  void start_history(const HistoryOptions& options, bool clear_old = true);
   void stop_history();
   std::vector<TraceEntry> history() const;
   std::vector<SegmentInfo> snapshot(bool mark = true);
@@ -195,7 +195,8 @@ class CachingAllocator {
   static void subtract(StatArray& array, int pool, std::int64_t amount) noexcept;
   void change_reserved(BlockPool& pool, std::int64_t bytes);
   void record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool, const Context& context);
-  Context capture_context() const { return history_.enabled() && capture_ ? capture_() : Context(); }
+  Context capture_context(RecordContext level) const { return may_capture_.load(std::memory_order_relaxed) ? capture_unlocked(level) : Context(); }
+  Context capture_unlocked(RecordContext level) const;
   PrivatePool* find_pool(PoolId id) const;
 
   Driver* const driver_;
@@ -236,8 +237,7 @@ class CachingAllocator {
   DeviceStats stats_;
   std::vector<std::pair<PoolId, Stat>> private_reserved_;
   History history_;
-  CaptureContext capture_ = nullptr;
-  bool stacks_on_free_ = false;
+  std::atomic<bool> may_capture_{false};  // history is on and wants contexts
   std::vector<std::function<bool()>> pressure_callbacks_;
   std::vector<std::function<void(const OomReport&)>> oom_observers_;
 };

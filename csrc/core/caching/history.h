@@ -33,14 +33,43 @@ struct TraceEntry {
   Context context;
 };
 
+// When a context (a stack) is captured and kept.
+enum class RecordContext : std::uint8_t {
+  kNever,
+  kState,  // for what is alive
+  kAlloc,  // and for allocations in the history
+  kAll,    // and for frees
+};
+
+using CaptureContext = Context (*)();
+
+struct HistoryOptions {
+  std::size_t max_entries = 1;
+  RecordContext when = RecordContext::kNever;
+  CaptureContext capture = nullptr;  // called under no lock
+  std::uint32_t skipped = 0;         // bit per Action that is not recorded
+};
+
 class History {
  public:
   bool enabled() const noexcept { return enabled_; }
+  // A context for an event of at least this level, or none.
+  Context capture(RecordContext level) const { return enabled_ && options_.capture != nullptr && options_.when >= level ? options_.capture() : Context(); }
+  // What an entry of the history keeps of a context.
+  bool keeps(RecordContext level) const noexcept { return options_.when >= level; }
 
-  void start(std::size_t max_entries) {
+  History without_entries() const {
+    History copy;
+    copy.enabled_ = enabled_;
+    copy.options_ = options_;
+    return copy;
+  }
+
+  void start(const HistoryOptions& options, bool clear_old) {
     enabled_ = true;
-    max_entries_ = max_entries == 0 ? 1 : max_entries;
-    clear();
+    options_ = options;
+    if (options_.max_entries == 0) options_.max_entries = 1;
+    if (clear_old || entries_.size() > options_.max_entries) clear();
   }
   void stop() { enabled_ = false; }
   void clear() {
@@ -49,11 +78,12 @@ class History {
   }
 
   void add(TraceEntry entry) {
-    if (entries_.size() < max_entries_) {
+    if ((options_.skipped >> static_cast<int>(entry.action)) & 1) return;
+    if (entries_.size() < options_.max_entries) {
       entries_.push_back(std::move(entry));
     } else {
       entries_[oldest_] = std::move(entry);
-      oldest_ = (oldest_ + 1) % max_entries_;
+      oldest_ = (oldest_ + 1) % options_.max_entries;
     }
   }
 
@@ -65,7 +95,7 @@ class History {
 
  private:
   bool enabled_ = false;
-  std::size_t max_entries_ = 0;
+  HistoryOptions options_;
   std::size_t oldest_ = 0;
   std::vector<TraceEntry> entries_;
 };

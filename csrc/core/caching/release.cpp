@@ -7,7 +7,7 @@
 namespace mybackend::caching {
 
 FreeResult CachingAllocator::free(void* ptr, std::size_t* requested_bytes) noexcept {
-  Context context = stacks_on_free_ ? capture_context() : Context();
+  Context context = capture_context(RecordContext::kAll);
   Lock lock(mutex_);
   Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
   if (block == nullptr || !block->allocated) return FreeResult::kUnknownPointer;
@@ -134,7 +134,7 @@ void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& conte
 }
 
 void CachingAllocator::empty_cache(PoolId pool) {
-  Context context = stacks_on_free_ ? capture_context() : Context();
+  Context context = capture_context(RecordContext::kAll);
   Lock lock(mutex_);
   (void)release_cached_blocks(pool, context);
 }

@@ -7,7 +7,7 @@
 namespace mybackend::caching {
 
 std::vector<SegmentInfo> CachingAllocator::snapshot(bool mark) {
-  Context context = capture_context();
+  Context context = mark ? capture_context(RecordContext::kState) : Context();
   Lock lock(mutex_);
   std::vector<SegmentInfo> result;
   for (const auto& segment : segments_) {

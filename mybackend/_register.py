@@ -3,6 +3,7 @@ where core's Python code does not yet ask a PrivateUse1 backend."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import warnings
@@ -31,6 +32,7 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _C._register_boxed_kernels()
     _patch_dlpack()
+    atexit.register(_C._drain_autograd_threads)
     _registered = True
     try:
         _C._config_read_environment()

@@ -1,8 +1,8 @@
 // mybackend._C: what the Python package calls. Bindings and conversions, no logic.
 #include <torch/csrc/Exceptions.h>
 
-#include <thread>
 #include <torch/csrc/utils/pybind.h>
+#include <thread>
 
 #include "capi/mybackend.h"
 #include "capi/runtime.h"
@@ -161,6 +161,10 @@ void bind_replay(py::module_& m) {
         return result;
       },
       py::arg("text"), py::arg("conf"), py::arg("capacity"), py::arg("check_invariants"));
+  m.def("_thread_throughput", [](int threads, long pairs) {
+    py::gil_scoped_release release;
+    return replay::thread_throughput(threads, pairs);
+  });
   m.def("_replay_benchmark", [](const std::string& text, const std::string& conf, std::size_t capacity, int repeat) {
     double ns = 0;
     Status status;
@@ -295,7 +299,9 @@ void bind_memory(py::module_& m) {
   m.def("_cpu_pool_trim", [] { return cpu_pool::trim(); });
 }
 
-caching::PoolId pool_id(const py::tuple& id) { return {id[0].cast<std::uint64_t>(), id[1].cast<std::uint64_t>()}; }
+caching::PoolId pool_id(const py::tuple& id) {
+  return {id[0].cast<std::uint64_t>(), id[1].cast<std::uint64_t>()};
+}
 
 // Private pools; `device` was checked by the caller.
 void bind_pools(py::module_& m) {
@@ -308,7 +314,8 @@ void bind_pools(py::module_& m) {
     check_or_throw(glue::memory().caching(device).begin_allocate_to_pool(
         pool_id(id), [self](StreamHandle) { return std::this_thread::get_id() == self; }));
   });
-  m.def("_pool_end", [](int device, const py::tuple& id) { check_or_throw(glue::memory().caching(device).end_allocate_to_pool(pool_id(id))); });
+  m.def("_pool_end",
+        [](int device, const py::tuple& id) { check_or_throw(glue::memory().caching(device).end_allocate_to_pool(pool_id(id))); });
   m.def("_pool_release", [](int device, const py::tuple& id) { check_or_throw(glue::memory().caching(device).release_pool(pool_id(id))); });
   m.def("_pool_use_count", [](int device, const py::tuple& id) { return glue::memory().caching(device).pool_use_count(pool_id(id)); });
   m.def("_pool_empty_cache", [](int device, const py::tuple& id) {
@@ -378,6 +385,10 @@ void bind_device(py::module_& m) {
   });
   m.def("_default_generator", [](int device) { return glue::default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("_current_stream", [](int device) { return glue::current_stream(static_cast<c10::DeviceIndex>(device)); });
+  m.def("_drain_autograd_threads", [] {
+    py::gil_scoped_release release;
+    glue::drain_autograd_threads();
+  });
   m.def("_event_elapsed_ms", [](std::intptr_t start, std::intptr_t end) {
     return glue::event_elapsed_ms(reinterpret_cast<void*>(start), reinterpret_cast<void*>(end));
   });

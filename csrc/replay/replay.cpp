@@ -1,7 +1,9 @@
 #include "replay/replay.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <thread>
 
 namespace mybackend::replay {
 namespace {
@@ -106,6 +108,26 @@ Status benchmark(const Trace& trace, const ReplayOptions& options, int repeat, d
   }
   *ns_per_event = best;
   return {};
+}
+
+double thread_throughput(int thread_count, long pairs) {
+  ModelDriver driver(std::size_t{64} << 30);
+  CachingAllocator allocator(&driver, 0, Settings());
+  std::atomic<int> waiting{thread_count};
+  std::vector<std::thread> threads;
+  const auto work = [&](std::uint64_t seed) {
+    waiting.fetch_sub(1);
+    while (waiting.load() > 0) std::this_thread::yield();
+    for (long i = 0; i < pairs; ++i) {
+      seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+      allocator.free(allocator.allocate(1 + (seed >> 48), kDefaultStream, nullptr));
+    }
+  };
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < thread_count; ++i) threads.emplace_back(work, static_cast<std::uint64_t>(i + 1));
+  for (std::thread& thread : threads) thread.join();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return static_cast<double>(pairs) * thread_count / seconds;
 }
 
 }  // namespace mybackend::replay

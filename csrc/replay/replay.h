@@ -34,4 +34,8 @@ Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out);
 // them, with what is still allocated freed between passes, outside the time.
 Status benchmark(const Trace& trace, const ReplayOptions& options, int repeat, double* ns_per_event);
 
+// Allocate-and-free pairs a second of `thread_count` threads on one allocator, mixed sizes up to
+// 64 KiB, `pairs` a thread; each block is freed by the thread that took it.
+double thread_throughput(int thread_count, long pairs);
+
 }  // namespace mybackend::replay

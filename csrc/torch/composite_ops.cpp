@@ -203,6 +203,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
 }
 
+void drain_autograd_threads() noexcept {
+  if (Runtime::get().memory_if_started() == nullptr) return;
+  for (int device = 0; device < memory().device_count(); ++device) {
+    try {
+      const at::Tensor leaf =
+          at::zeros({1}, at::TensorOptions().device(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)))).requires_grad_();
+      torch::autograd::grad({leaf.sum()}, {leaf});
+    } catch (...) {  // a forked child, a broken device: there is nothing to wait for
+    }
+  }
+}
+
 }  // namespace mybackend::glue
 
 namespace at::native {

@@ -42,6 +42,11 @@ inline StreamHandle to_handle(const c10::Stream& stream) {
 // runs on the calling thread does first.
 void wait_for_current_stream(c10::DeviceIndex device);
 
+// Waits until autograd's device threads have put down what they hold. A thread that lets go of a
+// tensor with a Python object while the interpreter finalizes ends the process; a backward of
+// our own, behind theirs in the queue, shows that they are done. Call it without the GIL.
+void drain_autograd_threads() noexcept;
+
 // Milliseconds between two recorded events of c10 (the void* that c10::Event holds).
 double event_elapsed_ms(void* start, void* end);
 

@@ -20,8 +20,12 @@ namespace {
 
 using torch::CapturedTraceback;
 
-caching::Context capture_python() { return CapturedTraceback::gather(/*python=*/true, /*script=*/true, /*cpp=*/false); }
-caching::Context capture_all() { return CapturedTraceback::gather(/*python=*/true, /*script=*/true, /*cpp=*/true); }
+caching::Context capture_python() {
+  return CapturedTraceback::gather(/*python=*/true, /*script=*/true, /*cpp=*/false);
+}
+caching::Context capture_all() {
+  return CapturedTraceback::gather(/*python=*/true, /*script=*/true, /*cpp=*/true);
+}
 
 // Turns stacks into lists of frames, all of them at once, each one once.
 class Frames {
@@ -45,7 +49,9 @@ class Frames {
   std::vector<py::object> frames_;
 };
 
-py::tuple pool_tuple(caching::PoolId id) { return py::make_tuple(id.first, id.second); }
+py::tuple pool_tuple(caching::PoolId id) {
+  return py::make_tuple(id.first, id.second);
+}
 
 py::dict segment_dict(const caching::SegmentInfo& segment, const Frames& frames) {
   py::dict s;
@@ -111,11 +117,15 @@ py::dict settings_dict() {
 
 }  // namespace
 
-void start_history(std::size_t max_entries, const std::string& when, bool all_stacks, bool clear_old, const std::vector<std::string>& skipped) {
+void start_history(std::size_t max_entries, const std::string& when, bool all_stacks, bool clear_old,
+                   const std::vector<std::string>& skipped) {
   caching::HistoryOptions options;
   options.max_entries = max_entries;
   using caching::RecordContext;
-  options.when = when == "all" ? RecordContext::kAll : when == "alloc" ? RecordContext::kAlloc : when == "state" ? RecordContext::kState : RecordContext::kNever;
+  options.when = when == "all"     ? RecordContext::kAll
+                 : when == "alloc" ? RecordContext::kAlloc
+                 : when == "state" ? RecordContext::kState
+                                   : RecordContext::kNever;
   options.capture = all_stacks ? &capture_all : &capture_python;
   for (const std::string& name : skipped) {
     bool known = false;

@@ -195,7 +195,9 @@ class CachingAllocator {
   static void subtract(StatArray& array, int pool, std::int64_t amount) noexcept;
   void change_reserved(BlockPool& pool, std::int64_t bytes);
   void record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool, const Context& context);
-  Context capture_context(RecordContext level) const { return may_capture_.load(std::memory_order_relaxed) ? capture_unlocked(level) : Context(); }
+  Context capture_context(RecordContext level) const {
+    return may_capture_.load(std::memory_order_relaxed) ? capture_unlocked(level) : Context();
+  }
   Context capture_unlocked(RecordContext level) const;
   PrivatePool* find_pool(PoolId id) const;
 

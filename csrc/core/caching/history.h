@@ -54,7 +54,9 @@ class History {
  public:
   bool enabled() const noexcept { return enabled_; }
   // A context for an event of at least this level, or none.
-  Context capture(RecordContext level) const { return enabled_ && options_.capture != nullptr && options_.when >= level ? options_.capture() : Context(); }
+  Context capture(RecordContext level) const {
+    return enabled_ && options_.capture != nullptr && options_.when >= level ? options_.capture() : Context();
+  }
   // What an entry of the history keeps of a context.
   bool keeps(RecordContext level) const noexcept { return options_.when >= level; }
 

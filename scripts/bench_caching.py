@@ -1,0 +1,114 @@
+"""The host cost of the caching allocator, in nanoseconds per event.
+
+Three tables: each trace beside PyTorch's own allocator, when a build of `native_replay` is given
+(without it, ours alone); the cost with few and with many live blocks; and the throughput of
+several threads on one device beside one thread's.
+
+usage: bench_caching.py [--native PROGRAM] [--repeat N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mybackend import _C, replay
+
+TRACES = Path(__file__).resolve().parent.parent / "tests" / "data" / "traces"
+COMPARED = [
+    "recorded_bert_train", "recorded_cnn_train", "recorded_gpt_train", "recorded_gpt_gen", "synthetic_small",
+    "synthetic_uniform", "synthetic_streams", "synthetic_heavy_tail", "synthetic_mlp",
+]  # fmt: skip
+ROUNDS = 5
+
+
+def native_ns(program: Path, trace: Path, repeat: int) -> float:
+    """What `native_replay TRACE REPEAT` prints, on a device of 64 GiB."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(program.parent), FAKE_CUDA_CAPACITY=str(replay.DEFAULT_CAPACITY))
+    environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    done = subprocess.run(
+        [str(program), str(trace), str(repeat)], env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)["ns_per_event"]
+
+
+def compare_traces(program: Path | None, repeat: int) -> None:
+    print(f"\n{'trace':<26}{'mybackend':>12}" + (f"{'native':>12}{'ratio':>9}" if program else ""))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in COMPARED:
+            path = Path(folder) / f"{name}.trace"
+            path.write_bytes(gzip.decompress((TRACES / f"{name}.trace.gz").read_bytes()))
+            ours, theirs = [], []
+            for _ in range(ROUNDS):  # interleaved: a shared machine changes its speed
+                ours.append(replay.benchmark(path, repeat=repeat))
+                if program:
+                    theirs.append(native_ns(program, path, repeat))
+            line = f"{name:<26}{statistics.median(ours):>9.1f} ns"
+            if program:
+                ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+                line += f"{statistics.median(theirs):>9.1f} ns{ratio:>9.3f}"
+            print(line, flush=True)
+
+
+def heap_trace(live: int, events: int, seed: int) -> tuple[str, str]:
+    """`live` blocks of up to 64 KB, then `events` random frees and allocations among them; and
+    the trace without the second part, whose cost is subtracted."""
+    generator = random.Random(seed)
+    fill = [f"a {i} {generator.randint(1, 65536)} 0" for i in range(live)]
+    churn = []
+    alive = list(range(live))
+    for i in range(events // 2):
+        index = generator.randrange(live)
+        churn.append(f"f {alive[index]}")
+        alive[index] = live + i
+        churn.append(f"a {live + i} {generator.randint(1, 65536)} 0")
+    return "\n".join(fill) + "\n", "\n".join(fill + churn) + "\n"
+
+
+def scaling() -> None:
+    print(f"\n{'live blocks':<26}{'churn':>12}{'ratio':>9}")
+    events, first = 400_000, None
+    for live in (1_000, 10_000, 100_000, 1_000_000):
+        base, full = heap_trace(live, events, 1)
+        capacity = 1 << 42
+        without = replay.benchmark(base, capacity=capacity, repeat=3) * live
+        total = replay.benchmark(full, capacity=capacity, repeat=3) * (live + events // 2 * 2)
+        ns = (total - without) / (events // 2 * 2)
+        first = first or ns
+        print(f"{live:<26,}{ns:>9.1f} ns{ns / first:>9.2f}", flush=True)
+
+
+def threads() -> None:
+    print(f"\n{'threads on one device':<26}{'pairs/s':>12}{'ratio':>9}")
+    first = None
+    for count in (1, 2, 4, 8):
+        rate = statistics.median(_C._thread_throughput(count, 200_000) for _ in range(5))
+        first = first or rate
+        print(f"{count:<26}{rate / 1e6:>10.2f} M{rate / first:>9.2f}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--native", type=Path, help="PyTorch's allocator as a command: native_replay TRACE REPEAT")
+    parser.add_argument("--repeat", type=int, default=30, help="passes over a trace, the best counts (default 30)")
+    options = parser.parse_args()
+    if options.native is not None and not options.native.exists():
+        parser.error(f"--native: {options.native} does not exist")
+    print(f"{os.cpu_count()} cores, {platform.machine()}; medians of {ROUNDS} rounds")
+    compare_traces(options.native, options.repeat)
+    scaling()
+    threads()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,7 +9,7 @@ OPERATIONS="${OPERATIONS:-1000000}"
 CXX="${CXX:-c++}"
 mkdir -p build/sanitize
 
-# build NAME FLAGS...
+# build NAME FLAGS...: compiles what is older than the sources, two at a time, and links.
 build() {
   local name=$1 source object
   local -a objects=()
@@ -17,11 +17,11 @@ build() {
   for source in $(find csrc/base csrc/driver csrc/core csrc/replay csrc/capi -name '*.cpp') tests/cpp/stress_core.cpp; do
     object="build/sanitize/$name-${source//\//_}.o"
     objects+=("$object")
-    if [ ! -f "$object" ] || [ -n "$(find csrc tests/cpp -newer "$object" -name '*.[hci]*' -print -quit)" ]; then
-      echo "$CXX -std=c++20 -O1 -g -fno-omit-frame-pointer $* -DMYBACKEND_VERSION='\"sanitized\"' -Icsrc -c $source -o $object"
-    fi
-  done | xargs -r -P "$(nproc)" -I{} sh -c '{}'
-  objects=(build/sanitize/"$name"-*.o)
+    [ -f "$object" ] && [ -z "$(find csrc tests/cpp -newer "$object" -name '*.[hci]*' -print -quit)" ] && continue
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    "$CXX" -std=c++20 -O1 -g -fno-omit-frame-pointer "$@" -DMYBACKEND_VERSION='"sanitized"' -Icsrc -c "$source" -o "$object" &
+  done
+  wait
   "$CXX" "$@" "${objects[@]}" -o "build/sanitize/$name" -pthread
 }
 

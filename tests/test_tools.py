@@ -135,3 +135,8 @@ def test_public_headers_compile_alone(tmp_path: Path) -> None:
     )
     done = subprocess.run([str(program)], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip() == mybackend.__version__
+
+
+def test_the_readme_lists_the_keys_as_they_are() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "readme.py"), "--check"])
+    assert done.returncode == 0, "run scripts/readme.py"

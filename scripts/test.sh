@@ -17,3 +17,11 @@ workers=$(nproc)
 [ "$workers" -gt 4 ] && workers=4
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 "$PYTHON" -m pytest -n "$workers" --dist worksteal "$@"
+
+if [ $# -eq 0 ]; then
+  for conf in expandable_segments:True max_split_size_mb:32,garbage_collection_threshold:0.5 roundup_power2_divisions:4; do
+    say "the device's tests with $conf"
+    MYBACKEND_ALLOC_CONF="$conf" "$PYTHON" -m pytest -n "$workers" --dist worksteal -W ignore \
+      tests/test_{device,storage,memory,borrow,random,amp,streams,training,pinned}.py
+  done
+fi

@@ -101,7 +101,8 @@ def test_beyond_capacity() -> None:
 def test_out_of_memory_inside_a_kernel_leaves_everything_usable() -> None:
     x = torch.ones(1 << 20, device="mybackend")
     torch.mybackend.empty_cache()
-    mybackend._C._set_fault("memory_allocate", 1, "oom", 1000)
+    for primitive in ("memory_allocate", "physical_create"):  # segments of either kind
+        mybackend._C._set_fault(primitive, 1, "oom", 1000)
     try:
         with pytest.raises(torch.OutOfMemoryError):
             torch.outer(x[:30000], x[:30000])  # an output that no cached block can hold

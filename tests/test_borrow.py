@@ -234,6 +234,19 @@ def test_inference_mode_and_no_grad() -> None:
         assert not (torch.ones(3, device="mybackend", requires_grad=True) * 2).requires_grad
 
 
+def test_long_lists() -> None:
+    """Lists longer than what is scanned, with shared storages in them."""
+    before = copies()
+    base = torch.arange(2000.0, device="mybackend")
+    tensors = [base[i] for i in range(1000)] + [torch.full((2,), float(i), device="mybackend") for i in range(500)]
+    doubled = torch._foreach_mul(tensors, 2.0)
+    assert [t.sum().item() for t in doubled[::97]] == [2.0 * t.sum().item() for t in tensors[::97]]
+    torch._foreach_add_(tensors, 1.0)
+    assert base[:1000].tolist() == [i + 1.0 for i in range(1000)] and base[1000].item() == 1000.0
+    assert torch.cat([t.reshape(-1) for t in tensors]).numel() == 2000
+    assert tensors[3].untyped_storage().data_ptr() == base.data_ptr() and copies() == before
+
+
 def test_foreach_and_fused_optimizers() -> None:
     for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
         results = []

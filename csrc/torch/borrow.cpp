@@ -151,13 +151,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written) 
   if (C10_UNLIKELY(base_storage == nullptr)) {
     TensorAccess::storage(impl) = c10::Storage();
   } else {
-    const Alias* same = nullptr;
-    for (const Alias& earlier : aliases_) {
-      if (earlier.base_storage == base_storage) {
-        same = &earlier;
-        break;
-      }
-    }
+    const Alias* same = find(base_storage);
     if (C10_UNLIKELY(same != nullptr)) {  // overlap checks compare storages: one base storage, one alias
       TensorAccess::storage(impl) = TensorAccess::storage(same->shell);
     } else {
@@ -172,15 +166,38 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written) 
     }
   }
   aliases_.push_back(entry);
+  if (C10_UNLIKELY(aliases_.size() > kScanned)) index(aliases_.size() - 1);
   return shell.tensor;
 }
 
-const at::Tensor* BorrowFrame::argument_of(const at::Tensor& alias) const noexcept {
-  const c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
+const BorrowFrame::Alias* BorrowFrame::find(const void* key) const noexcept {
+  if (C10_UNLIKELY(positions_ != nullptr)) {
+    auto found = positions_->find(key);
+    return found != positions_->end() ? &aliases_[found->second] : nullptr;
+  }
   for (const Alias& entry : aliases_) {
-    if (entry.shell == impl) return entry.base;
+    if (entry.base_storage == key || entry.shell == key || entry.shell_storage == key) return &entry;
   }
   return nullptr;
+}
+
+void BorrowFrame::index(std::size_t position) {
+  std::size_t first = position;
+  if (positions_ == nullptr) {
+    positions_ = std::make_unique<std::unordered_map<const void*, std::size_t>>();
+    first = 0;
+  }
+  for (std::size_t i = first; i <= position; ++i) {
+    for (const void* key : {static_cast<const void*>(aliases_[i].base_storage), static_cast<const void*>(aliases_[i].shell),
+                            static_cast<const void*>(aliases_[i].shell_storage)}) {
+      if (key != nullptr) positions_->try_emplace(key, i);
+    }
+  }
+}
+
+const at::Tensor* BorrowFrame::argument_of(const at::Tensor& alias) const noexcept {
+  const Alias* entry = find(alias.unsafeGetTensorImpl());
+  return entry != nullptr ? entry->base : nullptr;
 }
 
 // --- The way back ---------------------------------------------------------------------------
@@ -252,21 +269,15 @@ at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ",
                               result.layout());
   c10::StorageImpl* storage = impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-  const at::Tensor* base = nullptr;
-  for (const Alias& alias : aliases_) {
-    if (alias.base_storage != nullptr && TensorAccess::storage(alias.shell).unsafeGetStorageImpl() == storage) {
-      base = alias.base;
-      break;
-    }
-  }
-  if (base == nullptr) {
+  const Alias* viewed = storage != nullptr ? find(storage) : nullptr;
+  if (viewed == nullptr) {
     // A CPU argument that the kernel returned as it is stays what it is.
     for (const c10::TensorImpl* argument : cpu_arguments_) {
       if (argument == impl) return std::move(result);
     }
     adopt_storage(impl);
   } else {
-    TensorAccess::storage(impl) = base->unsafeGetTensorImpl()->unsafe_storage();
+    TensorAccess::storage(impl) = viewed->base->unsafeGetTensorImpl()->unsafe_storage();
   }
   TensorAccess::keys(impl) = device_keys(impl->key_set());
   TensorAccess::device(impl) = c10::Device(kDeviceType, device_);

@@ -16,6 +16,8 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <memory>
+#include <unordered_map>
 
 #include "torch/context.h"
 #include "torch/cpu_allocator.h"
@@ -85,6 +87,11 @@ class BorrowFrame {
     bool is_written;
   };
 
+  // The first alias whose base storage, shell or shell storage is `key`, or nullptr. A scan for
+  // the few arguments of most operators, a table for the long lists of the foreach ones.
+  const Alias* find(const void* key) const noexcept;
+  void index(std::size_t position);
+
   void see_other(const at::Tensor& tensor, bool is_written, bool cpu_allowed);
   [[noreturn]] void different_devices(c10::Device other) const;
   void write_back_storage(Alias& alias);
@@ -95,7 +102,9 @@ class BorrowFrame {
   bool cpu_with_dimensions_ = false;
   bool opened_ = false;
   std::size_t pool_base_ = 0;
+  static constexpr std::size_t kScanned = 32;
   c10::SmallVector<Alias, 6> aliases_;
+  std::unique_ptr<std::unordered_map<const void*, std::size_t>> positions_;  // once there are more than kScanned
   c10::SmallVector<const c10::TensorImpl*, 2> cpu_arguments_;
   alignas(BorrowScope) unsigned char scope_[sizeof(BorrowScope)];
   alignas(c10::impl::ExcludeDispatchKeyGuard) unsigned char guard_[sizeof(c10::impl::ExcludeDispatchKeyGuard)];

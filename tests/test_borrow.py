@@ -247,6 +247,21 @@ def test_long_lists() -> None:
     assert tensors[3].untyped_storage().data_ptr() == base.data_ptr() and copies() == before
 
 
+def test_foreach_over_devices_and_sizes() -> None:
+    ours, theirs = torch.ones(3, device="mybackend"), torch.ones(2)
+    torch._foreach_add_([ours, theirs], 1.0)  # as on CUDA: a list may mix devices
+    assert ours.tolist() == [2, 2, 2] and theirs.tolist() == [2, 2]
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch._foreach_add([ours], [torch.ones(3)])
+    with pytest.raises(RuntimeError):
+        torch._foreach_add_([ours], [ours, ours])
+    (norm,) = torch._foreach_norm([ours])
+    assert norm.device == ours.device and norm.item() == torch.full((3,), 2.0).norm().item()
+    x = [torch.ones(2, device="mybackend", requires_grad=True) for _ in range(2)]
+    sum(t.sum() for t in torch._foreach_mul(x, 3.0)).backward()
+    assert [t.grad.tolist() for t in x] == [[3, 3], [3, 3]]
+
+
 def test_foreach_and_fused_optimizers() -> None:
     for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
         results = []

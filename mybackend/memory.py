@@ -130,6 +130,12 @@ def check_invariants(device: Device = None) -> None:
         raise RuntimeError(f"the caching allocator's state is inconsistent:\n{wrong}")
 
 
+def pinned_stats() -> dict[str, int]:
+    """Pinned host memory, in whole pages: current_bytes, peak_bytes, current_blocks,
+    allocation_count, free_count, and unlocked_bytes, which the system did not let us lock."""
+    return _C._pinned_stats()
+
+
 def copied_output_count() -> int:
     """How many outputs of borrowed kernels had to be copied, because their bytes were not the
     device's. Zero is the normal case."""

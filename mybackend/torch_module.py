@@ -93,7 +93,7 @@ Device = torch.device | str | int | None
 _init_lock = threading.Lock()
 
 
-def _index(device: Device, *, optional: bool = False) -> int:
+def _index(device: Device) -> int:
     """The index of `device`: an int, a string, a torch.device, or None for the current one."""
     if device is None:
         return _C._current_device()
@@ -105,8 +105,6 @@ def _index(device: Device, *, optional: bool = False) -> int:
         return _C._current_device() if device.index is None else device.index
     if isinstance(device, bool) or not isinstance(device, int):
         raise TypeError(f"Expected a torch.device, a string, an int or None, but got {type(device).__name__}")
-    if device < 0 and optional:
-        return device
     return device
 
 
@@ -152,7 +150,7 @@ def current_device() -> int:
 
 def set_device(device: Device) -> None:
     """Makes `device` current for the calling thread; a negative index changes nothing."""
-    index = _index(device, optional=True)
+    index = _index(device)
     if index >= 0:
         _C._set_device(index)
 
@@ -171,7 +169,7 @@ class device:
     `device` is a torch.device, a string, an index, or None (no change)."""
 
     def __init__(self, device: Device) -> None:
-        self.idx = -1 if device is None else _index(device, optional=True)
+        self.idx = -1 if device is None else _index(device)
         self.prev_idx = -1
 
     def __enter__(self) -> device:

@@ -225,6 +225,18 @@ def test_recurrent_networks_in_every_mode() -> None:
         torch.autograd.grad(net(y)[0].sum(), y, create_graph=True)
 
 
+def test_recurrent_networks_check_what_they_are_given() -> None:
+    net = torch.nn.LSTM(3, 4)
+    with pytest.raises(RuntimeError, match="same device"):
+        net(torch.randn(2, 1, 3, device="mybackend"))  # its weights are on the CPU
+    net.to("mybackend")
+    output, _ = net(torch.randn(2, 1, 3, device="mybackend"))
+    with torch.no_grad():
+        net.weight_hh_l0.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
 def test_inference_mode_and_no_grad() -> None:
     with torch.inference_mode():
         x = torch.ones(3, device="mybackend")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mybackend
-from mybackend import _C, cpu
+from mybackend import cpu
 
 CLASSES = [1 << shift for shift in range(6, 23)]
 
@@ -190,7 +190,3 @@ def test_c_abi() -> None:
     assert ptr % 64 == 0 and library.mybackend_cpu_live_bytes() == before + 500
     library.mybackend_cpu_free(ctypes.c_void_p(ptr), ctypes.c_size_t(500))
     assert library.mybackend_cpu_live_bytes() == before and library.mybackend_cpu_allocate(ctypes.c_size_t(0)) is None
-
-
-def test_bindings_are_complete() -> None:
-    assert _C.allocate_aligned_bytes(1).capacity == 64

@@ -190,10 +190,13 @@ def test_torch_settings_reach_us() -> None:
         torch._C._accelerator_setAllocatorSettings("")
 
 
-def test_an_earlier_hook_keeps_working(run_python) -> None:
-    """mybackend's hook is registered after the CUDA allocator's would be, and calls it."""
+def test_torch_settings_reach_us_before_first_use(run_python) -> None:
     run_python(
-        "import torch; torch._C._accelerator_setAllocatorSettings('expandable_segments:True'); import mybackend; assert mybackend.config.get('expandable_segments')"
+        """
+        import torch, mybackend
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+        assert mybackend.config.get("expandable_segments")
+        """
     )
 
 

@@ -249,6 +249,17 @@ void bind_memory(py::module_& m) {
     return py::make_tuple(info.free_bytes, info.total_bytes);
   });
   m.def("_check_invariants", [](int device) { return glue::memory().caching(device).check_invariants(); });
+  m.def("_pinned_stats", [] {
+    const PinnedStats s = Runtime::get().pinned().stats();
+    py::dict d;
+    d["current_bytes"] = s.current_bytes;
+    d["peak_bytes"] = s.peak_bytes;
+    d["current_blocks"] = s.current_blocks;
+    d["allocation_count"] = s.allocation_count;
+    d["free_count"] = s.free_count;
+    d["unlocked_bytes"] = s.unlocked_bytes;
+    return d;
+  });
   m.def("_copied_output_count", &glue::copied_output_count);
   m.def("_memory_kind", [] { return std::string(memory_kind_name(glue::memory().kind_in_force())); });
 

@@ -79,6 +79,8 @@ at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* a
                                                    from->dtype(), device);
   TensorAccess::copy_geometry(from, impl.get());
   TensorAccess::device(impl.get()) = device;
+  // One counter for both: autograd notices a change of the one that the other was saved for.
+  if (!tensor.is_inference()) impl->set_version_counter(from->version_counter());
   TensorAccess::keys(impl.get()) = to_cpu ? cpu_keys(tensor.key_set()) : device_keys(tensor.key_set());
   if (from->has_storage() && from->unsafe_storage()) {
     const c10::Storage& storage = from->unsafe_storage();
@@ -122,7 +124,7 @@ void BorrowFrame::see_other(const at::Tensor& tensor, bool is_written, bool cpu_
 }
 
 void BorrowFrame::open() {
-  if (C10_UNLIKELY(cpu_with_dimensions_ && device_ >= 0)) different_devices(kCpu);
+  check_devices();
   if (device_ < 0) device_ = current_device();
   wait_for_current_stream(device_);
   pool_base_ = shell_stack().top;

@@ -61,7 +61,12 @@ class BorrowFrame {
   }
   c10::DeviceIndex device() const noexcept { return device_; }
 
-  // After the last see(): waits for the stream, opens the scope.
+  // After the last see(): throws when a device tensor met a CPU tensor with dimensions.
+  void check_devices() const {
+    if (C10_UNLIKELY(cpu_with_dimensions_ && device_ >= 0)) different_devices(c10::Device(c10::DeviceType::CPU));
+  }
+
+  // check_devices(), then waits for the stream and opens the scope.
   void open();
 
   // The alias of an argument; the argument itself when it is not on the device.

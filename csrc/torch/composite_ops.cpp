@@ -91,6 +91,7 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
       return tensor;
     });
   }
+  devices.check_devices();
   const c10::DeviceIndex device = devices.device();
   const bool differentiable = at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(inputs);
   c10::intrusive_ptr<CpuGraphBackward> node;

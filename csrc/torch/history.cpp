@@ -2,6 +2,7 @@
 
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <cstdlib>
 #include <unordered_map>
 
 #include "torch/context.h"
@@ -98,7 +99,8 @@ py::dict settings_dict() {
   const Settings s = Runtime::get().config().settings();
   const auto mb = [](std::size_t bytes) { return bytes == kUnlimitedBytes ? py::object(py::int_(-1)) : py::object(py::int_(bytes)); };
   py::dict d;
-  d["PYTORCH_CUDA_ALLOC_CONF"] = "";
+  const char* variable = config_variable_in_force();
+  d["PYTORCH_CUDA_ALLOC_CONF"] = variable != nullptr ? std::getenv(variable) : "";
   d["max_split_size"] = mb(s.max_split_size_mb);
   d["garbage_collection_threshold"] = s.garbage_collection_threshold;
   d["expandable_segments"] = s.expandable_segments;

@@ -145,37 +145,23 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
 }
 
 bool CachingAllocator::should_split(const Block& block, std::size_t bytes) const {
-  if (block.pool->owner != nullptr && block.pool->owner->no_split) return false;
+  if (block.pool().owner != nullptr && block.pool().owner->no_split) return false;
   const std::size_t rest = block.bytes - bytes;
-  if (block.pool->is_small || settings_.expandable_segments) return rest >= kMinBlockBytes;
+  if (block.pool().is_small || settings_.expandable_segments) return rest >= kMinBlockBytes;
   return bytes < settings_.max_split_size_mb && rest > kSmallBytes;
 }
 
 // Serves r from r.block.
 void* CachingAllocator::hand_out(Request& r) {
   Block* block = r.block;
-  BlockPool& pool = *block->pool;
+  BlockPool& pool = block->pool();
   const int which = stat_pool(pool);
   const bool was_split = block->is_split();
   const bool counts_as_split = !block->is_expandable();  // whole pages of those can be given back
   if (should_split(*block, r.bytes)) {
-    Block* rest = block;
-    const FreeSet::Key key = FreeSet::key(rest);
-    block = new_block();
-    block->address = rest->address;
-    block->bytes = r.bytes;
-    block->stream = rest->stream;
-    block->pool = rest->pool;
-    block->segment = rest->segment;
-    block->previous = rest->previous;
-    block->next = rest;
-    if (block->previous != nullptr)
-      block->previous->next = block;
-    else
-      block->segment->first = block;
-    rest->previous = block;
-    rest->address += r.bytes;
-    rest->bytes -= r.bytes;
+    const FreeSet::Key key = FreeSet::key(block);
+    Block* rest = split(block, r.bytes);
+    rest->requested_bytes = block->requested_bytes;
     if (r.block_is_in_free_set)
       replace_free(key, rest);
     else
@@ -197,7 +183,6 @@ void* CachingAllocator::hand_out(Request& r) {
   }
   block->allocated = true;
   block->requested_bytes = r.requested_bytes;
-  blocks_.insert(block->address, block);
   const auto bytes = static_cast<std::int64_t>(block->bytes);
   add(stats_.allocation, which, 1);
   add(stats_.allocated_bytes, which, bytes);
@@ -206,8 +191,8 @@ void* CachingAllocator::hand_out(Request& r) {
   add(stats_.requested_bytes, which, static_cast<std::int64_t>(r.requested_bytes));
   if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
   if (history_.enabled()) {
-    block->context = r.context;
-    record(Action::kAlloc, block->address, r.requested_bytes, block->stream, &pool, r.context);
+    if (r.context) block->need_extra().context = r.context;
+    record(Action::kAlloc, block->address, r.requested_bytes, block->stream(), &pool, r.context);
   }
   return reinterpret_cast<void*>(block->address);
 }
@@ -240,12 +225,12 @@ void CachingAllocator::fill_report(const Request& r, OomReport* report) {
   for (const auto& segment : segments_) {
     for (const Block* block = segment->first; block != nullptr; block = block->next) {
       if (!block->mapped || !block->is_available()) continue;
-      if (block->pool == r.pool && block->stream == r.stream) {
+      if (&block->pool() == r.pool && block->stream() == r.stream) {
         report->cached_same_stream_bytes += block->bytes;
         report->largest_same_stream_bytes = std::max(report->largest_same_stream_bytes, block->bytes);
-      } else if (block->pool->owner != nullptr) {
+      } else if (block->pool().owner != nullptr) {
         report->private_pool_free_bytes += block->bytes;
-      } else if (block->stream != r.stream) {
+      } else if (block->stream() != r.stream) {
         report->cached_other_streams_bytes += block->bytes;
       }
     }

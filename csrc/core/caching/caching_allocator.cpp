@@ -30,32 +30,18 @@ CachingAllocator::~CachingAllocator() {
 
 // --- Records --------------------------------------------------------------------------------
 
-Block* CachingAllocator::new_block() {
-  if (spare_blocks_ == nullptr) {
-    constexpr std::size_t kSlab = 128;
-    block_slabs_.push_back(std::make_unique<Block[]>(kSlab));
-    Block* slab = block_slabs_.back().get();
-    for (std::size_t i = kSlab; i-- > 0;) {
-      slab[i].next = spare_blocks_;
-      spare_blocks_ = &slab[i];
-    }
-  }
-  Block* block = spare_blocks_;
-  spare_blocks_ = block->next;
-  block->next = nullptr;
-  return block;
-}
-
-void CachingAllocator::delete_block(Block* block) noexcept {
-  block->requested_bytes = 0;
-  block->previous = nullptr;
-  block->event_count = 0;
-  block->allocated = false;
-  block->mapped = true;
-  block->stream_uses.clear();
-  if (block->context) block->context.reset();
-  block->next = spare_blocks_;
-  spare_blocks_ = block;
+// The block keeps its first `bytes`; the rest becomes a block of the same kind, in no set.
+Block* CachingAllocator::split(Block* block, std::size_t bytes) {
+  Block* rest = blocks_.create(block->address + bytes);
+  rest->bytes = block->bytes - bytes;
+  rest->segment = block->segment;
+  rest->mapped = block->mapped;
+  rest->previous = block;
+  rest->next = block->next;
+  if (rest->next != nullptr) rest->next->previous = rest;
+  block->next = rest;
+  block->bytes = bytes;
+  return rest;
 }
 
 Segment* CachingAllocator::new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool) {
@@ -64,13 +50,10 @@ Segment* CachingAllocator::new_segment(std::uintptr_t address, std::size_t bytes
   segment->bytes = bytes;
   segment->stream = stream;
   segment->pool = pool;
-  Block* block = new_block();
-  block->address = address;
-  block->bytes = bytes;
-  block->stream = stream;
-  block->pool = pool;
-  block->segment = segment.get();
-  segment->first = block;
+  segments_.reserve(segments_.size() + 1);
+  segment->first = blocks_.create(address);
+  segment->first->bytes = bytes;
+  segment->first->segment = segment.get();
   segments_.push_back(std::move(segment));
   return segments_.back().get();
 }
@@ -82,13 +65,13 @@ void CachingAllocator::delete_segment(Segment* segment) noexcept {
 }
 
 void CachingAllocator::insert_free(Block* block) {
-  block->age_base = block->pool->search_count;
-  block->pool->free.insert(block);
+  block->age_base = block->pool().search_count;
+  block->pool().free.insert(block);
 }
 
 void CachingAllocator::replace_free(FreeSet::Key member, Block* block) {
-  block->age_base = block->pool->search_count;
-  block->pool->free.replace(member, block);
+  block->age_base = block->pool().search_count;
+  block->pool().free.replace(member, block);
 }
 
 void CachingAllocator::add(StatArray& array, int pool, std::int64_t amount) noexcept {
@@ -172,7 +155,8 @@ std::pair<void*, std::size_t> CachingAllocator::base_allocation(const void* ptr)
 
 bool CachingAllocator::owns(const void* ptr) const {
   Lock lock(mutex_);
-  return blocks_.find(reinterpret_cast<std::uintptr_t>(ptr)) != nullptr;
+  const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  return block != nullptr && !block->is_available();
 }
 
 // --- Statistics and history -----------------------------------------------------------------

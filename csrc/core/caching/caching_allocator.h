@@ -19,9 +19,9 @@
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "core/caching/block.h"
+#include "core/caching/block_table.h"
 #include "core/caching/device_stats.h"
 #include "core/caching/history.h"
-#include "core/caching/pointer_map.h"
 #include "core/caching/stream_table.h"
 #include "core/config.h"
 #include "driver/driver.h"
@@ -160,9 +160,9 @@ class CachingAllocator {
 
   // expandable.cpp
   Block* find_expandable_space(const Request& r);
-  bool map_block(Block* block, std::size_t bytes, const Context& context);
+  Block* map_block(Block* block, std::size_t bytes, const Context& context);
   Block* grow_expandable(Request& r);
-  void unmap_block(Block* block, const Context& context);
+  Block* unmap_block(Block* block, const Context& context);
   void drop_expandable_segment(Block* block);
 
   // release.cpp
@@ -172,8 +172,8 @@ class CachingAllocator {
   bool release_available_blocks(const Request& r);
   void collect_garbage(const Context& context);
   void put_back(Block* block, const Context& context);  // deferred or direct end of a free
-  std::size_t merge(Block* into, Block* from);
-  std::size_t absorb(Block* into, Block* from) noexcept;
+  Block* merge_neighbours(Block* block) noexcept;
+  void absorb_next(Block* block) noexcept;
 
   // events.cpp
   void record_events(Block* block);
@@ -184,8 +184,7 @@ class CachingAllocator {
   EventHandle take_event();
 
   // common
-  Block* new_block();
-  void delete_block(Block* block) noexcept;
+  Block* split(Block* block, std::size_t bytes);
   Segment* new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool);
   void delete_segment(Segment* segment) noexcept;
   void insert_free(Block* block);
@@ -214,10 +213,8 @@ class CachingAllocator {
 
   BlockPool small_{true, nullptr};
   BlockPool large_{false, nullptr};
-  PointerMap blocks_;                               // handed out
+  BlockTable blocks_;
   std::vector<std::unique_ptr<Segment>> segments_;  // unordered
-  std::vector<std::unique_ptr<Block[]>> block_slabs_;
-  Block* spare_blocks_ = nullptr;
 
   std::vector<std::unique_ptr<PrivatePool>> private_pools_;
   std::vector<PoolId> freeable_pools_;

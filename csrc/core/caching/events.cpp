@@ -9,10 +9,9 @@ namespace mybackend::caching {
 void CachingAllocator::record_stream(void* ptr, StreamHandle stream) {
   Lock lock(mutex_);
   Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
-  if (block == nullptr || !block->allocated || stream == block->stream) return;
-  if (std::find(block->stream_uses.begin(), block->stream_uses.end(), stream) == block->stream_uses.end()) {
-    block->stream_uses.push_back(stream);
-  }
+  if (block == nullptr || !block->allocated || stream == block->stream()) return;
+  auto& uses = block->need_extra().stream_uses;
+  if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
 }
 
 EventHandle CachingAllocator::take_event() {
@@ -27,8 +26,9 @@ EventHandle CachingAllocator::take_event() {
 
 void CachingAllocator::record_events(Block* block) {
   StreamTable<char> streams(device_);
-  for (StreamHandle stream : block->stream_uses) streams[stream] = 1;
-  block->stream_uses.clear();
+  BlockExtra& extra = block->need_extra();
+  for (StreamHandle stream : extra.stream_uses) streams[stream] = 1;
+  extra.stream_uses.clear();
   streams.for_each([&](StreamHandle stream, char) {
     const EventHandle event = take_event();
     if (event == 0 || !driver_->event_record(device_, event, stream).ok()) {
@@ -37,7 +37,7 @@ void CachingAllocator::record_events(Block* block) {
       (void)driver_->stream_synchronize(device_, stream);
       return true;
     }
-    ++block->event_count;
+    ++extra.event_count;
     pending_events_[stream].push_back({event, block});
     return true;
   });
@@ -48,12 +48,12 @@ void CachingAllocator::record_deferred_events() {
   waiters.swap(event_waiters_);
   for (Block* block : waiters) {
     record_events(block);
-    if (block->event_count == 0) put_back(block, {});
+    if (block->extra->event_count == 0) put_back(block, {});
   }
 }
 
 void CachingAllocator::finish_event(Block* block, const Context& context) {
-  if (--block->event_count == 0) put_back(block, context);
+  if (--block->extra->event_count == 0) put_back(block, context);
 }
 
 // Per stream first in, first out, up to the first that is not complete.
@@ -78,7 +78,7 @@ void CachingAllocator::synchronize_events(const Context& context, const PrivateP
   pending_events_.for_each([&](StreamHandle, std::deque<PendingEvent>& events) {
     std::deque<PendingEvent> kept;
     for (const PendingEvent& pending : events) {
-      if (only != nullptr && pending.block->pool->owner != only) {
+      if (only != nullptr && pending.block->pool().owner != only) {
         kept.push_back(pending);
         continue;
       }

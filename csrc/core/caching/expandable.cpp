@@ -1,5 +1,6 @@
 // Expandable segments: free blocks that grow by mapping pages behind them.
 #include <algorithm>
+#include <utility>
 
 #include "core/caching/expandable_range.h"
 #include "core/caching/request.h"
@@ -15,10 +16,8 @@ Block* CachingAllocator::find_expandable_space(const Request& r) {
     for (; block != nullptr && block->is_available() && room < r.bytes; block = block->next) room += block->bytes;
     return room >= r.bytes;
   };
-  Block lowest;
-  lowest.stream = r.stream;
   BlockPool& pool = *r.pool;
-  for (auto it = pool.unmapped.lower_bound(&lowest); it != pool.unmapped.end() && (*it)->stream == r.stream; ++it) {
+  for (auto it = pool.unmapped.lower_bound(r.stream); it != pool.unmapped.end() && (*it)->stream() == r.stream; ++it) {
     Block* start = *it;
     if (start->previous != nullptr && start->previous->is_available()) start = start->previous;
     if (room_from(start)) return start;
@@ -42,101 +41,70 @@ Block* CachingAllocator::find_expandable_space(const Request& r) {
 }
 
 // Maps the first `bytes` of an unmapped block, rounded up to pages, and merges the result with
-// its mapped neighbours into one free block: `block`.
-bool CachingAllocator::map_block(Block* block, std::size_t bytes, const Context& context) {
+// its mapped neighbours into one free block. Returns that, or nullptr when it cannot be mapped.
+Block* CachingAllocator::map_block(Block* block, std::size_t bytes, const Context& context) {
   AddressSpan mapped;
-  if (!block->segment->expandable->map({block->address, bytes}, &mapped).ok()) return false;
-  BlockPool& pool = *block->pool;
-  if (mapped.bytes < block->bytes) {
-    Block* rest = new_block();
-    rest->address = block->address + mapped.bytes;
-    rest->bytes = block->bytes - mapped.bytes;
-    rest->stream = block->stream;
-    rest->pool = block->pool;
-    rest->segment = block->segment;
-    rest->mapped = false;
-    rest->previous = block;
-    rest->next = block->next;
-    if (rest->next != nullptr) rest->next->previous = rest;
-    pool.unmapped.erase(block);
-    block->next = rest;
-    block->bytes = mapped.bytes;
-    pool.unmapped.insert(rest);
-  } else {
-    pool.unmapped.erase(block);
-  }
+  if (!block->segment->expandable->map({block->address, bytes}, &mapped).ok()) return nullptr;
+  BlockPool& pool = block->pool();
+  pool.unmapped.erase(block);
+  if (mapped.bytes < block->bytes) pool.unmapped.insert(split(block, mapped.bytes));
   block->mapped = true;
-  merge(block, block->previous);
-  merge(block, block->next);
+  block = merge_neighbours(block);
   insert_free(block);
   if (pool.owner != nullptr) pool.owner->segment_count += 1;
   change_reserved(pool, static_cast<std::int64_t>(mapped.bytes));
   ++stats_.num_device_alloc;
   if (history_.enabled()) {
     if (!block->segment->context) block->segment->context = context;
-    record(Action::kSegmentMap, mapped.address, mapped.bytes, block->stream, &pool, context);
+    record(Action::kSegmentMap, mapped.address, mapped.bytes, block->stream(), &pool, context);
   }
-  return true;
+  return block;
 }
 
 Block* CachingAllocator::grow_expandable(Request& r) {
   Block* block = find_expandable_space(r);
   if (block == nullptr) return nullptr;
-  if (!block->mapped && !map_block(block, std::min(block->bytes, r.bytes), r.context)) return nullptr;
-  while (block->bytes < r.bytes) {
-    // A failure keeps what was mapped so far: it is free and merged.
-    Block* hole = block->next;
-    if (!map_block(hole, std::min(r.bytes - block->bytes, hole->bytes), r.context)) return nullptr;
-    block = hole;  // the predecessor was merged into it
+  if (!block->mapped) block = map_block(block, std::min(block->bytes, r.bytes), r.context);
+  // A failure keeps what was mapped so far: it is free and merged.
+  while (block != nullptr && block->bytes < r.bytes) {
+    block = map_block(block->next, std::min(r.bytes - block->bytes, block->next->bytes), r.context);
   }
+  if (block == nullptr) return nullptr;
   r.pool->free.erase(block);
   return block;
 }
 
 // Gives back the pages that lie wholly inside a free block. What remains at its ends stays
-// free; the hole becomes an unmapped block.
-void CachingAllocator::unmap_block(Block* block, const Context& context) {
-  BlockPool& pool = *block->pool;
+// free; the hole becomes an unmapped block, which is returned (the block itself when no page
+// could be given back).
+Block* CachingAllocator::unmap_block(Block* block, const Context& context) {
+  BlockPool& pool = block->pool();
   AddressSpan unmapped;
-  (void)block->segment->expandable->unmap({block->address, block->bytes}, block->stream, &unmapped);
-  if (unmapped.bytes == 0) return;
+  (void)block->segment->expandable->unmap({block->address, block->bytes}, block->stream(), &unmapped);
+  if (unmapped.bytes == 0) return block;
   pool.free.erase(block);
   const std::size_t before_bytes = unmapped.address - block->address;
-  const std::size_t after_bytes = block->bytes - before_bytes - unmapped.bytes;
-  auto split_off = [&](std::uintptr_t address, std::size_t bytes, Block* previous, Block* next) {
-    Block* part = new_block();
-    part->address = address;
-    part->bytes = bytes;
-    part->stream = block->stream;
-    part->pool = block->pool;
-    part->segment = block->segment;
-    part->previous = previous;
-    part->next = next;
-    if (previous != nullptr)
-      previous->next = part;
-    else
-      block->segment->first = part;
-    if (next != nullptr) next->previous = part;
-    insert_free(part);
-  };
-  if (before_bytes > 0) split_off(block->address, before_bytes, block->previous, block);
-  if (after_bytes > 0) split_off(unmapped.address + unmapped.bytes, after_bytes, block, block->next);
-  block->address = unmapped.address;
-  block->bytes = unmapped.bytes;
+  if (before_bytes > 0) {
+    Block* before = block;
+    block = split(before, before_bytes);
+    block->requested_bytes = std::exchange(before->requested_bytes, 0);
+    insert_free(before);
+  }
+  if (unmapped.bytes < block->bytes) insert_free(split(block, unmapped.bytes));
   block->mapped = false;
-  merge(block, block->previous);
-  merge(block, block->next);
+  block = merge_neighbours(block);
   pool.unmapped.insert(block);
   if (pool.owner != nullptr) pool.owner->segment_count -= 1;
   change_reserved(pool, -static_cast<std::int64_t>(unmapped.bytes));
   ++stats_.num_device_free;
-  record(Action::kSegmentUnmap, unmapped.address, unmapped.bytes, block->stream, &pool, context);
+  record(Action::kSegmentUnmap, unmapped.address, unmapped.bytes, block->stream(), &pool, context);
+  return block;
 }
 
 void CachingAllocator::drop_expandable_segment(Block* block) {
-  block->pool->unmapped.erase(block);
+  block->pool().unmapped.erase(block);
   Segment* segment = block->segment;
-  delete_block(block);
+  blocks_.destroy(block);
   delete_segment(segment);
 }
 

@@ -62,11 +62,11 @@ FreeSet::Place FreeSet::place_of(StreamList& list, const Entry& key) const noexc
 }
 
 void FreeSet::insert(Block* block) {
-  StreamList* list = find_stream(block->stream);
+  StreamList* list = find_stream(block->stream());
   if (list == nullptr) {
-    auto position =
-        std::lower_bound(streams_.begin(), streams_.end(), block->stream, [](const StreamList& l, StreamHandle s) { return l.stream < s; });
-    list = &*streams_.insert(position, StreamList{block->stream, {}});
+    auto position = std::lower_bound(streams_.begin(), streams_.end(), block->stream(),
+                                     [](const StreamList& l, StreamHandle s) { return l.stream < s; });
+    list = &*streams_.insert(position, StreamList{block->stream(), {}});
   }
   insert_at(*list, key_of(block));
   ++count_;
@@ -119,7 +119,7 @@ void FreeSet::erase_at(StreamList& list, const Place& place) noexcept {
 }
 
 bool FreeSet::erase(const Block* block) noexcept {
-  StreamList* list = find_stream(block->stream);
+  StreamList* list = find_stream(block->stream());
   if (list == nullptr) return false;
   const Place place = place_of(*list, key_of(block));
   if (place.chunk == list->chunks.size() || list->chunks[place.chunk].chunk->entries[place.index].block != block) return false;
@@ -129,7 +129,7 @@ bool FreeSet::erase(const Block* block) noexcept {
 }
 
 void FreeSet::replace(Key member, Block* block) {
-  StreamList& list = *find_stream(block->stream);
+  StreamList& list = *find_stream(block->stream());
   const Place place = place_of(list, Entry{member.bytes, member.address, nullptr});
   ChunkRef& ref = list.chunks[place.chunk];
   Chunk& chunk = *ref.chunk;
@@ -171,7 +171,7 @@ void FreeSet::replace(Key member, Block* block) {
 }
 
 bool FreeSet::contains(const Block* block) const noexcept {
-  const StreamList* list = find_stream(block->stream);
+  const StreamList* list = find_stream(block->stream());
   if (list == nullptr) return false;
   const Place place = find_place(*list, key_of(block));
   return place.chunk < list->chunks.size() && list->chunks[place.chunk].chunk->entries[place.index].block == block;
@@ -195,7 +195,7 @@ Block* FreeSet::below(StreamHandle stream, std::size_t bytes) const noexcept {
 }
 
 Block* FreeSet::after(const Block* block) const noexcept {
-  const StreamList* list = find_stream(block->stream);
+  const StreamList* list = find_stream(block->stream());
   if (list == nullptr) return nullptr;
   const Place place = find_place(*list, key_of(block));
   const Chunk& chunk = *list->chunks[place.chunk].chunk;
@@ -204,7 +204,7 @@ Block* FreeSet::after(const Block* block) const noexcept {
 }
 
 Block* FreeSet::before(const Block* block) const noexcept {
-  const StreamList* list = find_stream(block->stream);
+  const StreamList* list = find_stream(block->stream());
   if (list == nullptr) return nullptr;
   const Place place = find_place(*list, key_of(block));
   if (place.index > 0) return list->chunks[place.chunk].chunk->entries[place.index - 1].block;

@@ -28,7 +28,7 @@ std::string CachingAllocator::check_invariants() const {
     wrong << "block at 0x" << std::hex << (block != nullptr ? block->address : 0) << std::dec << ": " << what << '\n';
   };
   Recount count;
-  std::size_t handed_out = 0, free_blocks = 0, unmapped_blocks = 0;
+  std::size_t block_count = 0, free_blocks = 0, unmapped_blocks = 0;
   for (const auto& segment : segments_) {
     const int pool = stat_pool(*segment->pool);
     std::uintptr_t expected = segment->address;
@@ -37,9 +37,10 @@ std::string CachingAllocator::check_invariants() const {
     for (const Block* block = segment->first; block != nullptr; previous = block, block = block->next) {
       if (block->previous != previous) fail(block, "is not linked to its predecessor");
       if (block->address != expected) fail(block, "does not begin where its predecessor ends");
+      if (blocks_.find(block->address) != block) fail(block, "is not found by its address");
+      ++block_count;
       if (block->bytes == 0) fail(block, "is empty");
       if (block->segment != segment.get()) fail(block, "belongs to another segment");
-      if (block->pool != segment->pool || block->stream != segment->stream) fail(block, "has another pool or stream than its segment");
       if (!segment->expandable && !block->mapped) fail(block, "is unmapped in an ordinary segment");
       expected += block->bytes;
       if (previous != nullptr && previous->is_available() && block->is_available() && previous->mapped == block->mapped) {
@@ -49,21 +50,19 @@ std::string CachingAllocator::check_invariants() const {
       if (!block->mapped) {
         ++unmapped_blocks;
         if (!available) fail(block, "is unmapped but in use");
-        if (block->pool->unmapped.count(const_cast<Block*>(block)) == 0) fail(block, "is not in the unmapped set");
+        if (block->pool().unmapped.count(const_cast<Block*>(block)) == 0) fail(block, "is not in the unmapped set");
         continue;
       }
       mapped_bytes += block->bytes;
       if (available) {
         ++free_blocks;
-        if (!block->pool->free.contains(block)) fail(block, "is free but not in the free set");
+        if (!block->pool().free.contains(block)) fail(block, "is free but not in the free set");
         if (block->is_split() && !segment->expandable) {
           Recount::add(count.inactive_split, pool, 1);
           Recount::add(count.inactive_split_bytes, pool, block->bytes);
         }
       } else {
-        ++handed_out;
-        if (blocks_.find(block->address) != block) fail(block, "is in use but not in the pointer map");
-        if (block->pool->free.contains(block)) fail(block, "is in use and in the free set");
+        if (block->pool().free.contains(block)) fail(block, "is in use and in the free set");
         Recount::add(count.active, pool, 1);
         Recount::add(count.active_bytes, pool, block->bytes);
         Recount::add(count.requested_bytes, pool, block->requested_bytes);
@@ -92,7 +91,7 @@ std::string CachingAllocator::check_invariants() const {
   if (in_free_sets != free_blocks) wrong << "free sets hold " << in_free_sets << " blocks, segments " << free_blocks << '\n';
   if (in_unmapped_sets != unmapped_blocks)
     wrong << "unmapped sets hold " << in_unmapped_sets << " blocks, segments " << unmapped_blocks << '\n';
-  if (blocks_.size() != handed_out) wrong << "the pointer map holds " << blocks_.size() << " blocks, segments " << handed_out << '\n';
+  if (blocks_.size() != block_count) wrong << "the block table holds " << blocks_.size() << " blocks, segments " << block_count << '\n';
   if (count.reserved_bytes[kAll] != static_cast<std::int64_t>(reserved_bytes_)) wrong << "reserved bytes differ from a recount\n";
   auto compare = [&](const char* name, const StatArray& stat, const std::int64_t (&counted)[kStatPoolCount]) {
     for (int pool = 0; pool < kStatPoolCount; ++pool) {

@@ -13,44 +13,54 @@ FreeResult CachingAllocator::free(void* ptr, std::size_t* requested_bytes) noexc
   if (block == nullptr || !block->allocated) return FreeResult::kUnknownPointer;
   if (requested_bytes != nullptr) *requested_bytes = block->requested_bytes;
   block->allocated = false;
-  const int which = stat_pool(*block->pool);
+  BlockPool& pool = block->pool();
+  const int which = stat_pool(pool);
   subtract(stats_.allocation, which, 1);
   subtract(stats_.allocated_bytes, which, static_cast<std::int64_t>(block->bytes));
-  record(Action::kFreeRequested, block->address, block->requested_bytes, block->stream, block->pool, context);
+  record(Action::kFreeRequested, block->address, block->requested_bytes, block->stream(), &pool, context);
   if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
-  if (block->stream_uses.empty()) {
+  if (block->extra == nullptr || block->extra->stream_uses.empty()) {
     put_back(block, context);
   } else if (!active_pools_.empty()) {
     event_waiters_.push_back(block);  // a capture must not record events of its own accord
   } else {
     record_events(block);
-    if (block->event_count == 0) put_back(block, context);
+    if (block->extra->event_count == 0) put_back(block, context);
   }
   return FreeResult::kFreed;
 }
 
 // The end of a free: the block joins its free neighbours and the free set.
 void CachingAllocator::put_back(Block* block, const Context& context) {
-  record(Action::kFreeCompleted, block->address, block->requested_bytes, block->stream, block->pool, context);
-  const int which = stat_pool(*block->pool);
+  BlockPool& pool = block->pool();
+  record(Action::kFreeCompleted, block->address, block->requested_bytes, block->stream(), &pool, context);
+  const int which = stat_pool(pool);
   const auto freed_bytes = static_cast<std::int64_t>(block->bytes);
-  const auto requested = static_cast<std::int64_t>(block->requested_bytes);
-  blocks_.erase(block->address);
-  if (block->context) block->context.reset();
-  // requested_bytes stays: snapshots show what a free block was last used for.
+  const std::size_t requested_bytes = block->requested_bytes;
+  block->extra.reset();
 
   std::int64_t split_blocks = 0, split_bytes = 0;  // net change
-  // The block takes the place of one absorbed neighbour in the free set.
+  const auto mergeable = [](const Block* neighbour) { return neighbour != nullptr && neighbour->is_available() && neighbour->mapped; };
+  Block* const previous = mergeable(block->previous) ? block->previous : nullptr;
+  Block* const next = mergeable(block->next) ? block->next : nullptr;
+  // The result takes the place of one absorbed neighbour in the free set.
   FreeSet::Key place{0, 0};
-  for (Block* neighbour : {block->previous, block->next}) {
-    if (neighbour == nullptr || !neighbour->is_available() || !neighbour->mapped) continue;
+  if (next != nullptr) {
     split_blocks -= 1;
-    split_bytes -= static_cast<std::int64_t>(neighbour->bytes);
-    if (place.bytes == 0)
-      place = FreeSet::key(neighbour);
+    split_bytes -= static_cast<std::int64_t>(next->bytes);
+    if (previous != nullptr)
+      pool.free.erase(next);
     else
-      block->pool->free.erase(neighbour);
-    absorb(block, neighbour);
+      place = FreeSet::key(next);
+    absorb_next(block);
+  }
+  if (previous != nullptr) {
+    split_blocks -= 1;
+    split_bytes -= static_cast<std::int64_t>(previous->bytes);
+    place = FreeSet::key(previous);
+    absorb_next(previous);
+    block = previous;
+    block->requested_bytes = requested_bytes;
   }
   if (place.bytes != 0)
     replace_free(place, block);
@@ -68,54 +78,53 @@ void CachingAllocator::put_back(Block* block, const Context& context) {
   }
   subtract(stats_.active, which, 1);
   subtract(stats_.active_bytes, which, freed_bytes);
-  subtract(stats_.requested_bytes, which, requested);
+  subtract(stats_.requested_bytes, which, static_cast<std::int64_t>(requested_bytes));
 }
 
-// `from`, a neighbour of `into`, is absorbed when it is free and in the same mapped state.
-// Returns its bytes, or 0. `into` is in no set.
-std::size_t CachingAllocator::merge(Block* into, Block* from) {
-  if (from == nullptr || !from->is_available() || from->mapped != into->mapped) return 0;
-  if (from->mapped)
-    into->pool->free.erase(from);
-  else
-    into->pool->unmapped.erase(from);
-  return absorb(into, from);
+// The block's bytes grow by those of the next one, which is in no set any more and ends.
+void CachingAllocator::absorb_next(Block* block) noexcept {
+  Block* from = block->next;
+  block->bytes += from->bytes;
+  block->next = from->next;
+  if (block->next != nullptr) block->next->previous = block;
+  blocks_.destroy(from);
 }
 
-// The same for a neighbour that is in no set any more, or whose place another block takes.
-std::size_t CachingAllocator::absorb(Block* into, Block* from) noexcept {
-  if (into->previous == from) {
-    into->address = from->address;
-    into->previous = from->previous;
-    if (into->previous != nullptr)
-      into->previous->next = into;
+// Joins a block that is in no set with its neighbours that are free and in the same mapped
+// state, and takes them out of their sets. Returns the result, in no set.
+Block* CachingAllocator::merge_neighbours(Block* block) noexcept {
+  const auto take = [&](Block* neighbour) {
+    if (neighbour == nullptr || !neighbour->is_available() || neighbour->mapped != block->mapped) return false;
+    if (neighbour->mapped)
+      neighbour->pool().free.erase(neighbour);
     else
-      into->segment->first = into;
-  } else {
-    into->next = from->next;
-    if (into->next != nullptr) into->next->previous = into;
+      neighbour->pool().unmapped.erase(neighbour);
+    return true;
+  };
+  if (take(block->next)) absorb_next(block);
+  if (Block* previous = block->previous; take(previous)) {
+    previous->requested_bytes = block->requested_bytes;
+    absorb_next(previous);
+    return previous;
   }
-  into->bytes += from->bytes;
-  const std::size_t absorbed = from->bytes;
-  delete_block(from);
-  return absorbed;
+  return block;
 }
 
 // --- Back to the driver -----------------------------------------------------------------------
 
 // `block` is a whole segment, free.
 void CachingAllocator::release_block(Block* block, const Context& context) {
-  BlockPool& pool = *block->pool;
+  BlockPool& pool = block->pool();
   Segment* segment = block->segment;
   if (!driver_->memory_free(device_, reinterpret_cast<void*>(block->address)).ok()) return;  // stays cached
-  record(Action::kSegmentFree, block->address, block->bytes, block->stream, &pool, context);
+  record(Action::kSegmentFree, block->address, block->bytes, block->stream(), &pool, context);
   if (pool.owner != nullptr) --pool.owner->segment_count;
   change_reserved(pool, -static_cast<std::int64_t>(block->bytes));
   subtract(stats_.segment, stat_pool(pool), 1);
   ++stats_.num_device_free;
   if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_segments.decrease(1);
   pool.free.erase(block);
-  delete_block(block);
+  blocks_.destroy(block);
   delete_segment(segment);
 }
 
@@ -128,8 +137,8 @@ void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& conte
       release_block(block, context);
   }
   for (Block* block : expandable) {
-    unmap_block(block, context);
-    if (!block->is_split() && !block->mapped) drop_expandable_segment(block);
+    Block* left = unmap_block(block, context);
+    if (!left->is_split() && !left->mapped) drop_expandable_segment(left);
   }
 }
 

@@ -28,7 +28,7 @@ std::vector<SegmentInfo> CachingAllocator::snapshot(bool mark) {
       for (; block != nullptr && block->mapped; block = block->next) {
         const bool active = !block->is_available();
         info.blocks.push_back(
-            {block->address, block->bytes, block->requested_bytes, block->allocated, active, active ? 0 : block->age(), block->context});
+            {block->address, block->bytes, block->requested_bytes, block->allocated, active, active ? 0 : block->age(), block->context()});
         info.total_bytes += block->bytes;
         if (block->allocated) info.allocated_bytes += block->bytes;
         if (active) {

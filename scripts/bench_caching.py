@@ -59,32 +59,43 @@ def compare_traces(program: Path | None, repeat: int) -> None:
             print(line, flush=True)
 
 
-def heap_trace(live: int, events: int, seed: int) -> tuple[str, str]:
-    """`live` blocks of up to 64 KB, then `events` random frees and allocations among them; and
+def heap_trace(live: int, events: int, order: str) -> tuple[str, str]:
+    """`live` blocks of up to 64 KB, then `events` frees and allocations beside or among them; and
     the trace without the second part, whose cost is subtracted."""
-    generator = random.Random(seed)
+    generator = random.Random(1)
     fill = [f"a {i} {generator.randint(1, 65536)} 0" for i in range(live)]
-    churn = []
+    churn: list[str] = []
     alive = list(range(live))
+    stack: list[int] = []
     for i in range(events // 2):
-        index = generator.randrange(live)
-        churn.append(f"f {alive[index]}")
+        new = f"a {live + i} {generator.randint(1, 65536)} 0"
+        if order == "last in, first out":  # runs of temporaries, as operators make them
+            churn.append(new)
+            stack.append(live + i)
+            if generator.random() < 0.1 or i == events // 2 - 1:
+                churn += [f"f {block}" for block in reversed(stack)]
+                stack.clear()
+            continue
+        index = i % live if order == "first in, first out" else generator.randrange(live)
+        churn += [f"f {alive[index]}", new]
         alive[index] = live + i
-        churn.append(f"a {live + i} {generator.randint(1, 65536)} 0")
     return "\n".join(fill) + "\n", "\n".join(fill + churn) + "\n"
 
 
 def scaling() -> None:
-    print(f"\n{'live blocks':<26}{'churn':>12}{'ratio':>9}")
-    events, first = 400_000, None
+    orders = ("last in, first out", "first in, first out", "random")
+    print(f"\n{'live blocks':<14}" + "".join(f"{order:>20}{'ratio':>8}" for order in orders))
+    events, first = 400_000, {}
     for live in (1_000, 10_000, 100_000, 1_000_000):
-        base, full = heap_trace(live, events, 1)
-        capacity = 1 << 42
-        without = replay.benchmark(base, capacity=capacity, repeat=3) * live
-        total = replay.benchmark(full, capacity=capacity, repeat=3) * (live + events // 2 * 2)
-        ns = (total - without) / (events // 2 * 2)
-        first = first or ns
-        print(f"{live:<26,}{ns:>9.1f} ns{ns / first:>9.2f}", flush=True)
+        line = f"{live:<14,}"
+        for order in orders:
+            base, full = heap_trace(live, events, order)
+            without = replay.benchmark(base, capacity=1 << 42, repeat=3) * live
+            total = replay.benchmark(full, capacity=1 << 42, repeat=3) * (live + events)
+            ns = (total - without) / events
+            first.setdefault(order, ns)
+            line += f"{ns:>17.1f} ns{ns / first[order]:>8.2f}"
+        print(line, flush=True)
 
 
 def threads() -> None:

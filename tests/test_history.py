@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,33 @@ def test_events_and_frames() -> None:
     assert any(frame["name"] == "make_tensor" for frame in found[0]["frames"])
     assert any(frame["name"] == "test_events_and_frames" for frame in found[1]["frames"])
     assert found[0]["time_us"] > 1_600_000_000_000_000
+
+
+def test_events_that_torch_does_not_have() -> None:
+    record(clear_history=True)
+    x = make_tensor(1000)
+    stream = torch.mybackend.Stream()
+    x.record_stream(stream)
+    config.set("garbage_collection_threshold:0.5,roundup_power2_divisions:4")
+    config.reset()
+    torch.mybackend.set_per_process_memory_fraction(0.5)
+    torch.mybackend.set_per_process_memory_fraction(1.0)
+    del x
+    torch.mybackend.synchronize()
+    torch.mybackend.empty_cache()
+    snapshot = memory._snapshot()
+    own, trace = snapshot["mybackend_events"][0], snapshot["device_traces"][0]
+    recorded = next(e for e in own if e["action"] == "record_stream")
+    assert recorded["size"] == 1000 and recorded["stream"] == stream.stream_id
+    assert recorded["thread"] == threading.get_native_id()
+    assert [e["action"] for e in trace[: recorded["before"]]].count("alloc") == 1
+    notes = [e["note"] for e in own if e["action"] in ("settings", "memory_fraction")]
+    assert notes[0] == "garbage_collection_threshold:0.5,roundup_power2_divisions:4"
+    assert notes[1:] == ["garbage_collection_threshold:,roundup_power2_divisions:", "0.500000", "1.000000"]
+    assert any(e["action"] == "empty_cache" for e in own)
+    assert all(e["thread"] == threading.get_native_id() for e in trace)
+    known = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot"}
+    assert {e["action"] for e in trace} <= known
 
 
 def test_levels() -> None:

@@ -114,6 +114,49 @@ def test_out_of_memory_inside_a_kernel_leaves_everything_usable() -> None:
     mybackend.memory.check_invariants()
 
 
+def test_a_broken_driver_is_an_error_at_once_and_no_out_of_memory() -> None:
+    x = torch.ones(1 << 20, device="mybackend")
+    before = torch.mybackend.memory_stats()
+    for primitive in ("memory_allocate", "physical_create"):
+        mybackend._C._set_fault(primitive, 1, "failed", 1)
+    try:
+        with pytest.raises(RuntimeError, match="scripted fault") as error:
+            torch.empty(300 << 20, dtype=torch.uint8, device="mybackend")
+    finally:
+        mybackend._C._clear_faults()
+    assert not isinstance(error.value, torch.OutOfMemoryError)
+    after = torch.mybackend.memory_stats()
+    for name in ("num_ooms", "num_alloc_retries", "num_sync_all_streams", "allocated_bytes.all.current"):
+        assert after[name] == before[name], name
+    assert (x + x).sum().item() == 2 * (1 << 20)
+
+
+def test_a_mapping_that_cannot_be_taken_back_is_used_later(run_python) -> None:
+    run_python(
+        """
+        import torch, mybackend
+        from mybackend import _C
+        mybackend.config.set("expandable_segments:True")
+        x = torch.ones(100, device="mybackend")
+        _C._set_fault("memory_map", 2, "oom", 3)
+        _C._set_fault("memory_unmap", 1, "failed", 2)
+        try:
+            torch.empty(70 << 20, dtype=torch.uint8, device="mybackend")
+        except torch.OutOfMemoryError:
+            pass
+        _C._clear_faults()
+        mybackend.memory.check_invariants()
+        y = torch.empty(70 << 20, dtype=torch.uint8, device="mybackend").fill_(1)
+        assert y.sum().item() == 70 << 20
+        mybackend.memory.check_invariants()
+        del x, y
+        torch.mybackend.empty_cache()
+        mybackend.memory.check_invariants()
+        assert torch.mybackend.memory_reserved() == 0
+        """
+    )
+
+
 def test_memory_fraction() -> None:
     torch.mybackend.empty_cache()
     _, total = torch.mybackend.mem_get_info()

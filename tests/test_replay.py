@@ -26,6 +26,19 @@ def test_equals_the_golden_result(run: str) -> None:
     assert differences(run) == []
 
 
+def test_equals_the_reference_on_random_traces() -> None:
+    """Written by scripts/fuzz_against_reference.py --write: combinations of keys, pools within
+    pools, record_stream in pools, changing memory limits."""
+    runs = json.loads(gzip.decompress((DATA / "fuzz_golden.json.gz").read_bytes()))
+    assert len(runs) > 100
+    different = []
+    for run in runs:
+        result = replay.run(run["trace"], run["conf"], run["capacity"])
+        if any(result[key] != run["result"][key] for key in COMPARED if key != "n_actions"):
+            different.append(run["seed"])
+    assert different == []
+
+
 @pytest.mark.parametrize("trace", ["synthetic_pools", "synthetic_streams", "synthetic_pressure"])
 @pytest.mark.parametrize(
     "conf", ["", "expandable_segments:True", "max_split_size_mb:64,garbage_collection_threshold:0.5"]

@@ -390,6 +390,16 @@ std::string settings_json(const Settings& settings) {
 
 // --- Config ---------------------------------------------------------------------------------
 
+std::string settings_difference(const Settings& before, const Settings& after) {
+  std::string result;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string value = setting_text(after, key.name);
+    if (value == setting_text(before, key.name)) continue;
+    result += (result.empty() ? "" : ",") + std::string(key.name) + ":" + value;
+  }
+  return result;
+}
+
 Settings Config::settings() const {
   std::lock_guard lock(mutex_);
   return settings_;

@@ -73,6 +73,9 @@ std::string setting_text(const Settings& settings, std::string_view key);
 // {"key": value, ...}: sizes in MB, null for unlimited.
 std::string settings_json(const Settings& settings);
 
+// What differs in `after`, as it would be written: "key:value,key:value".
+std::string settings_difference(const Settings& before, const Settings& after);
+
 class Config {
  public:
   Settings settings() const;

@@ -83,6 +83,7 @@ Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out) 
   out->driver = runner.driver.counts();
   out->segments = runner.allocator->snapshot(false);
   out->actions = runner.allocator->history();
+  std::erase_if(out->actions, [](const caching::TraceEntry& action) { return caching::is_own_action(action.action); });
   for (caching::SegmentInfo& segment : out->segments) segment.stream = number_of(segment.stream);
   for (caching::TraceEntry& action : out->actions) action.stream = number_of(action.stream);
   if (!out->oom_ids.empty()) out->oom_text = oom_text(*runner.last_oom, runner.settings);

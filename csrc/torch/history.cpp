@@ -91,6 +91,8 @@ py::dict entry_dict(const caching::TraceEntry& entry, const Frames& frames) {
   e["pool_id"] = pool_tuple(entry.pool_id);
   e["compile_context"] = "N/A";
   e["user_metadata"] = "";
+  e["thread"] = entry.thread;
+  if (entry.note != nullptr) e["note"] = *entry.note;
   e["frames"] = frames.of(entry.context);
   return e;
 }
@@ -165,16 +167,28 @@ py::dict snapshot(bool with_traces) {
     for (const auto& entry : trace) frames.add(entry.context);
   }
   frames.symbolize();
-  py::list segment_list, trace_list;
+  py::list segment_list, trace_list, own_list;
   for (const auto& segment : segments) segment_list.append(segment_dict(segment, frames));
   for (const auto& trace : traces) {
-    py::list entries;
-    for (const auto& entry : trace) entries.append(entry_dict(entry, frames));
+    py::list entries, own;
+    for (const auto& entry : trace) {
+      if (caching::is_own_action(entry.action)) {
+        // Viewers of PyTorch's format stop at actions that they do not know: ours stand beside,
+        // and tell where in the trace they belong.
+        py::dict e = entry_dict(entry, frames);
+        e["before"] = py::len(entries);
+        own.append(e);
+      } else {
+        entries.append(entry_dict(entry, frames));
+      }
+    }
     trace_list.append(entries);
+    own_list.append(own);
   }
   py::dict result;
   result["segments"] = segment_list;
   result["device_traces"] = trace_list;
+  result["mybackend_events"] = own_list;
   result["allocator_settings"] = settings_dict();
   result["external_annotations"] = py::list();
   torch::freeDeadCapturedTracebackFrames();

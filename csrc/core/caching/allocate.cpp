@@ -16,9 +16,8 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
     if (report != nullptr) fill_report(r, (*report = std::make_unique<OomReport>()).get());
     return nullptr;
   }
-  // While a private pool is active the frees that wait for events stay as they are: a graph
-  // under capture must not query events.
-  if (active_pools_.empty() && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
+  // A graph under capture must not query events: frees that wait for some stay as they are.
+  if (capture_count_ == 0 && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
 
   Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, false, std::move(context), {},
             false};
@@ -30,29 +29,24 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   if (!found) {
     if (collection_armed_) collect_garbage(r.context);
     found = add_segment(r, false, lock);
-    if (!found && r.driver_status.code() == StatusCode::kOutOfMemory && !r.refused_by_limit && settings_.throw_on_cudamalloc_oom) {
-      // The caller wants to hear of it at once.
-    } else {
-      if (!found) found = take_from_fallback_pools(r);
-      if (!found && (r.refused_by_limit || r.driver_status.code() == StatusCode::kOutOfMemory)) {
-        found = release_available_blocks(r) && add_segment(r, false, lock);
-        if (!found && (r.refused_by_limit || r.driver_status.code() == StatusCode::kOutOfMemory)) {
-          found = release_cached_blocks({0, 0}, r.context) && add_segment(r, true, lock);
-        }
-      }
-    }
+    if (!found && !r.fails_at_once) found = take_from_fallback_pools(r);
+    const auto may_retry = [&] { return !found && !r.fails_at_once; };
+    if (may_retry()) found = release_available_blocks(r) && add_segment(r, false, lock);
+    if (may_retry()) found = release_cached_blocks({0, 0}, r.context) && add_segment(r, true, lock);
   }
   if (found) return hand_out(r);
 
-  MemoryInfo info;
-  (void)driver_->memory_info(device_, &info);
-  record(Action::kOom, info.free_bytes, r.bytes, stream, r.pool, r.context);
-  ++stats_.num_ooms;
   auto filled = std::make_unique<OomReport>();
   fill_report(r, filled.get());
-  const auto observers = oom_observers_;
-  lock.unlock();
-  for (const auto& observer : observers) observer(*filled);
+  // As in PyTorch, neither a request that was not even tried nor a broken driver counts as out of
+  // memory.
+  if (!r.fails_at_once) {
+    record(Action::kOom, filled->free_bytes, r.bytes, stream, r.pool, r.context);
+    ++stats_.num_ooms;
+    const auto observers = oom_observers_;
+    lock.unlock();
+    for (const auto& observer : observers) observer(*filled);
+  }
   if (report != nullptr) *report = std::move(filled);
   return nullptr;
 }
@@ -86,7 +80,9 @@ bool CachingAllocator::take_free_block(Request& r) {
   }
   const std::size_t max_split = settings_.max_split_size_mb;
   if (r.bytes < max_split && best->bytes >= max_split) return false;
-  if (r.bytes >= max_split && best->bytes >= r.bytes + settings_.max_non_split_rounding_mb) return false;
+  // A larger segment size raises the default of the rounding; a given one is never below it.
+  const std::size_t rounding = std::max(settings_.max_non_split_rounding_mb, settings_.large_segment_size_mb);
+  if (r.bytes >= max_split && best->bytes >= r.bytes + rounding) return false;
   r.block = best;
   r.block_is_in_free_set = true;
   return true;
@@ -94,7 +90,7 @@ bool CachingAllocator::take_free_block(Request& r) {
 
 bool CachingAllocator::take_from_fallback_pools(Request& r) {
   if (r.pool->owner != nullptr) return false;
-  for (PoolId id : fallback_pools_) {
+  for (PoolId id : fallback_pools_.keys()) {
     PrivatePool* pool = find_pool(id);
     if (pool == nullptr) continue;
     BlockPool* const own = std::exchange(r.pool, is_small(r.bytes) ? &pool->small : &pool->large);
@@ -112,9 +108,18 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
     r.refused_by_limit = true;
     return false;
   }
+  // The configured fraction (by default all) holds here even when a program has set another one since.
+  if (settings_.throw_on_cudamalloc_oom &&
+      reserved_bytes_ + r.segment_bytes >
+          static_cast<std::size_t>(settings_.per_process_memory_fraction * static_cast<double>(total_bytes_))) {
+    r.fails_at_once = true;
+    r.driver_status = {StatusCode::kOutOfMemory, "it would exceed per_process_memory_fraction, and throw_on_cudamalloc_oom is set"};
+    return false;
+  }
   if (settings_.expandable_segments) {
     r.block = grow_expandable(r);
     if (r.block == nullptr && r.driver_status.ok()) r.driver_status = {StatusCode::kOutOfMemory, "cannot map pages"};
+    r.fails_at_once = r.block == nullptr && r.driver_status.code() != StatusCode::kOutOfMemory;
     return r.block != nullptr;
   }
   void* ptr = nullptr;
@@ -125,7 +130,10 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
   } else {
     r.driver_status = driver_->memory_allocate(device_, r.segment_bytes, &ptr);
   }
-  if (!r.driver_status.ok()) return false;
+  if (!r.driver_status.ok()) {
+    r.fails_at_once = r.driver_status.code() != StatusCode::kOutOfMemory;
+    return false;
+  }
   Segment* segment = nullptr;
   try {
     segment = new_segment(reinterpret_cast<std::uintptr_t>(ptr), r.segment_bytes, r.stream, r.pool);

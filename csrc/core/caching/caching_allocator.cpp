@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "base/thread_id.h"
 #include "core/caching/expandable_range.h"
 #include "core/caching/sizing.h"
 
 namespace mybackend::caching {
 
 CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings)
-    : driver_(driver), device_(device), pending_events_(device) {
+    : driver_(driver), device_(device), pending_events_(StreamHash{device}) {
   DeviceInfo info;
   if (driver_->device_info(device_, &info).ok()) total_bytes_ = info.total_bytes;
   apply_settings(settings);
@@ -108,13 +109,19 @@ void CachingAllocator::record(Action action, std::uintptr_t address, std::size_t
   const PoolId id = pool != nullptr && pool->owner != nullptr ? pool->owner->id : PoolId{0, 0};
   const bool is_free = action == Action::kFreeRequested || action == Action::kFreeCompleted;
   const bool keep = history_.keeps(is_free ? RecordContext::kAll : RecordContext::kAlloc);
-  history_.add({action, address, bytes, stream, wall_now_us(), id, keep ? context : Context()});
+  history_.add({action, address, bytes, stream, wall_now_us(), id, keep ? context : Context(), thread_id(), nullptr});
+}
+
+void CachingAllocator::record_note(Action action, std::string note) {
+  if (!history_.enabled() || note.empty()) return;
+  history_.add({action, 0, 0, 0, wall_now_us(), {0, 0}, {}, thread_id(), std::make_shared<const std::string>(std::move(note))});
 }
 
 // --- Settings and lookups -------------------------------------------------------------------
 
 void CachingAllocator::apply_settings(const Settings& settings) {
   Lock lock(mutex_);
+  if (history_.enabled()) record_note(Action::kSettings, settings_difference(settings_, settings));
   const bool fraction_given = settings.per_process_memory_fraction != settings_.per_process_memory_fraction;
   settings_ = settings;
   if (fraction_given) fraction_ = settings.per_process_memory_fraction;
@@ -128,6 +135,7 @@ Status CachingAllocator::set_memory_fraction(double fraction) {
     return {StatusCode::kInvalidArgument, "invalid fraction:" + std::to_string(fraction) + ". Please set within [0, 1]."};
   }
   Lock lock(mutex_);
+  record_note(Action::kFraction, std::to_string(fraction));
   fraction_ = fraction;
   allowed_bytes_ = fraction < 1.0 ? static_cast<std::size_t>(fraction * static_cast<double>(total_bytes_)) : kUnlimitedBytes;
   collection_armed_ = allowed_bytes_ != kUnlimitedBytes && settings_.garbage_collection_threshold > 0;

@@ -21,8 +21,8 @@
 #include "core/caching/block.h"
 #include "core/caching/block_table.h"
 #include "core/caching/device_stats.h"
+#include "core/caching/hash_order_table.h"
 #include "core/caching/history.h"
-#include "core/caching/stream_table.h"
 #include "core/config.h"
 #include "driver/driver.h"
 
@@ -194,6 +194,7 @@ class CachingAllocator {
   static void subtract(StatArray& array, int pool, std::int64_t amount) noexcept;
   void change_reserved(BlockPool& pool, std::int64_t bytes);
   void record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool, const Context& context);
+  void record_note(Action action, std::string note);
   Context capture_context(RecordContext level) const {
     return may_capture_.load(std::memory_order_relaxed) ? capture_unlocked(level) : Context();
   }
@@ -217,13 +218,14 @@ class CachingAllocator {
   std::vector<std::unique_ptr<Segment>> segments_;  // unordered
 
   std::vector<std::unique_ptr<PrivatePool>> private_pools_;
-  std::vector<PoolId> freeable_pools_;
-  std::vector<PoolId> fallback_pools_;
+  PoolIdSet freeable_pools_;
+  PoolIdSet fallback_pools_;
   struct ActivePool {
     PrivatePool* pool;
     StreamFilter filter;
   };
   std::vector<ActivePool> active_pools_;  // the last one is searched first
+  int capture_count_ = 0;                 // of them, graph captures: (n, 0); a program's own pool is (0, n)
 
   struct PendingEvent {
     EventHandle event;
@@ -231,7 +233,7 @@ class CachingAllocator {
   };
   StreamTable<std::deque<PendingEvent>> pending_events_;
   std::vector<EventHandle> spare_events_;
-  std::vector<Block*> event_waiters_;  // freed while a private pool was active: events come later
+  std::vector<Block*> event_waiters_;  // freed while a capture was underway: events come later
 
   DeviceStats stats_;
   std::vector<std::pair<PoolId, Stat>> private_reserved_;

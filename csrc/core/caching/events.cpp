@@ -11,7 +11,9 @@ void CachingAllocator::record_stream(void* ptr, StreamHandle stream) {
   Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
   if (block == nullptr || !block->allocated || stream == block->stream()) return;
   auto& uses = block->need_extra().stream_uses;
-  if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+  if (std::find(uses.begin(), uses.end(), stream) != uses.end()) return;
+  uses.push_back(stream);
+  record(Action::kRecordStream, block->address, block->requested_bytes, stream, &block->pool(), {});
 }
 
 EventHandle CachingAllocator::take_event() {
@@ -25,7 +27,7 @@ EventHandle CachingAllocator::take_event() {
 }
 
 void CachingAllocator::record_events(Block* block) {
-  StreamTable<char> streams(device_);
+  StreamTable<char> streams(StreamHash{device_});
   BlockExtra& extra = block->need_extra();
   for (StreamHandle stream : extra.stream_uses) streams[stream] = 1;
   extra.stream_uses.clear();

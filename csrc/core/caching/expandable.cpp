@@ -29,10 +29,6 @@ Block* CachingAllocator::find_expandable_space(const Request& r) {
     const_cast<Request&>(r).driver_status = status;
     return nullptr;
   }
-  if (range->bytes() < r.bytes) {
-    const_cast<Request&>(r).driver_status = {StatusCode::kOutOfMemory, "the request exceeds the address range of an expandable segment"};
-    return nullptr;
-  }
   Segment* segment = new_segment(range->address(), range->bytes(), r.stream, &pool);
   segment->expandable = std::move(range);
   segment->first->mapped = false;
@@ -67,6 +63,7 @@ Block* CachingAllocator::grow_expandable(Request& r) {
   if (!block->mapped) block = map_block(block, std::min(block->bytes, r.bytes), r.context);
   // A failure keeps what was mapped so far: it is free and merged.
   while (block != nullptr && block->bytes < r.bytes) {
+    if (block->next == nullptr) return nullptr;  // larger than the whole range, so than the device
     block = map_block(block->next, std::min(r.bytes - block->bytes, block->next->bytes), r.context);
   }
   if (block == nullptr) return nullptr;

@@ -1,5 +1,7 @@
 #include "core/caching/expandable_range.h"
 
+#include <utility>
+
 #include "base/units.h"
 
 namespace mybackend::caching {
@@ -30,7 +32,7 @@ Status ExpandableRange::unmap_page(std::size_t page) {
   if (Status status = driver_->memory_unmap(device_, page_address(page), p.handle); !status.ok()) return status;
   (void)driver_->physical_release(device_, p.handle);
   p.mapped = false;
-  --mapped_page_count_;
+  if (!std::exchange(p.idle, false)) --mapped_page_count_;
   return {};
 }
 
@@ -40,23 +42,29 @@ Status ExpandableRange::map(AddressSpan span, AddressSpan* mapped) {
   const std::size_t end = (span.address + span.bytes - address_ + page_bytes_ - 1) / page_bytes_;
   Status status;
   std::size_t created = first, done = first;
-  while (created < end) {
+  for (; created < end; ++created) {
+    if (pages_[created].mapped) continue;  // idle
     status = driver_->physical_create(device_, page_bytes_, &pages_[created].handle);
     if (!status.ok()) break;
-    ++created;
   }
-  while (status.ok() && done < end) {
-    status = driver_->memory_map(device_, page_address(done), pages_[done].handle);
-    if (!status.ok()) break;
-    pages_[done++].mapped = true;
+  for (; status.ok() && done < end; ++done) {
+    Page& page = pages_[done];
+    if (!page.mapped) {
+      status = driver_->memory_map(device_, page_address(done), page.handle);
+      if (!status.ok()) break;
+    }
+    page.mapped = true;
+    page.idle = false;
     ++mapped_page_count_;
   }
   if (!status.ok()) {
     for (std::size_t page = first; page < created; ++page) {
-      if (page < done)
-        (void)unmap_page(page);
-      else
-        (void)driver_->physical_release(device_, pages_[page].handle);
+      if (page >= done) {
+        if (!pages_[page].mapped) (void)driver_->physical_release(device_, pages_[page].handle);
+      } else if (!unmap_page(page).ok()) {
+        pages_[page].idle = true;
+        --mapped_page_count_;
+      }
     }
     return status;
   }

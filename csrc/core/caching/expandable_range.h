@@ -33,6 +33,7 @@ class ExpandableRange {
   std::uintptr_t address() const noexcept { return address_; }
   std::size_t bytes() const noexcept { return pages_.size() * page_bytes_; }
   std::size_t page_bytes() const noexcept { return page_bytes_; }
+  // Of pages that blocks stand on.
   std::size_t mapped_page_count() const noexcept { return mapped_page_count_; }
 
  private:
@@ -47,6 +48,7 @@ class ExpandableRange {
   struct Page {
     PhysicalHandle handle = 0;
     bool mapped = false;
+    bool idle = false;  // mapped, but by a map() that failed and could not take it back: in no block
   };
   std::vector<Page> pages_;
   std::size_t mapped_page_count_ = 0;

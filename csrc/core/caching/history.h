@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "core/caching/block.h"
@@ -18,10 +20,19 @@ enum class Action : std::uint8_t {
   kSegmentUnmap,
   kSnapshot,
   kOom,
+  // What follows is ours: PyTorch's history has no such events, and its viewers do not know them.
+  kRecordStream,  // address, requested bytes; stream: the one that uses the block too
+  kEmptyCache,    // bytes: what was given back
+  kSettings,      // note: the settings that changed
+  kFraction,      // note: the new memory fraction
 };
+inline bool is_own_action(Action action) noexcept {
+  return action >= Action::kRecordStream;
+}
 
-inline constexpr const char* kActionNames[] = {
-    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap", "snapshot", "oom"};
+inline constexpr const char* kActionNames[] = {"alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
+                                               "segment_map", "segment_unmap",  "snapshot",       "oom",           "record_stream",
+                                               "empty_cache", "settings",       "memory_fraction"};
 
 struct TraceEntry {
   Action action;
@@ -31,6 +42,8 @@ struct TraceEntry {
   std::int64_t time_us;
   PoolId pool_id;
   Context context;
+  std::uint64_t thread = 0;                 // of the operating system
+  std::shared_ptr<const std::string> note;  // of few
 };
 
 // When a context (a stack) is captured and kept.
@@ -89,6 +102,7 @@ class History {
     }
   }
 
+  // Oldest first.
   std::vector<TraceEntry> entries() const {
     std::vector<TraceEntry> result(entries_.begin() + static_cast<std::ptrdiff_t>(oldest_), entries_.end());
     result.insert(result.end(), entries_.begin(), entries_.begin() + static_cast<std::ptrdiff_t>(oldest_));

@@ -26,13 +26,11 @@ void CachingAllocator::create_or_use_pool(PoolId id, bool no_split, bool use_on_
     private_pools_.push_back(std::make_unique<PrivatePool>(id));
     pool = private_pools_.back().get();
   } else {
-    std::erase(freeable_pools_, id);
+    freeable_pools_.erase(id);
     ++pool->use_count;
   }
   pool->no_split = pool->no_split || no_split;
-  if (use_on_oom && std::find(fallback_pools_.begin(), fallback_pools_.end(), id) == fallback_pools_.end()) {
-    fallback_pools_.push_back(id);
-  }
+  if (use_on_oom) fallback_pools_[id] = 1;
 }
 
 Status CachingAllocator::begin_allocate_to_pool(PoolId id, StreamFilter filter) {
@@ -40,6 +38,7 @@ Status CachingAllocator::begin_allocate_to_pool(PoolId id, StreamFilter filter) 
   create_or_use_pool(id, false, false);
   Lock lock(mutex_);
   active_pools_.push_back({find_pool(id), std::move(filter)});
+  capture_count_ += id.first != 0;
   return {};
 }
 
@@ -48,6 +47,7 @@ Status CachingAllocator::end_allocate_to_pool(PoolId id) {
   for (std::size_t i = active_pools_.size(); i-- > 0;) {
     if (active_pools_[i].pool->id == id) {
       active_pools_.erase(active_pools_.begin() + static_cast<std::ptrdiff_t>(i));
+      capture_count_ -= id.first != 0;
       return {};
     }
   }
@@ -58,7 +58,7 @@ Status CachingAllocator::release_pool(PoolId id) {
   Lock lock(mutex_);
   PrivatePool* pool = find_pool(id);
   if (pool == nullptr || pool->use_count == 0) return unknown_pool(id);
-  if (--pool->use_count == 0) freeable_pools_.push_back(id);
+  if (--pool->use_count == 0) freeable_pools_[id] = 1;
   return {};
 }
 

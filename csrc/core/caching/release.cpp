@@ -21,7 +21,7 @@ FreeResult CachingAllocator::free(void* ptr, std::size_t* requested_bytes) noexc
   if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
   if (block->extra == nullptr || block->extra->stream_uses.empty()) {
     put_back(block, context);
-  } else if (!active_pools_.empty()) {
+  } else if (capture_count_ > 0) {
     event_waiters_.push_back(block);  // a capture must not record events of its own accord
   } else {
     record_events(block);
@@ -145,7 +145,9 @@ void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& conte
 void CachingAllocator::empty_cache(PoolId pool) {
   Context context = capture_context(RecordContext::kAll);
   Lock lock(mutex_);
+  const std::size_t before = reserved_bytes_;
   (void)release_cached_blocks(pool, context);
+  record(Action::kEmptyCache, 0, before - reserved_bytes_, 0, nullptr, context);
 }
 
 bool CachingAllocator::release_cached_blocks(PoolId only, const Context& context) {
@@ -155,8 +157,7 @@ bool CachingAllocator::release_cached_blocks(PoolId only, const Context& context
     release_pool_blocks(large_, context);
     release_pool_blocks(small_, context);
   }
-  const std::vector<PoolId> freeable = freeable_pools_;
-  for (PoolId id : freeable) {
+  for (PoolId id : freeable_pools_.keys()) {
     if (!everything && id != only) continue;
     PrivatePool* pool = find_pool(id);
     if (!everything) synchronize_events(context, pool);
@@ -164,8 +165,8 @@ bool CachingAllocator::release_cached_blocks(PoolId only, const Context& context
     release_pool_blocks(pool->large, context);
     const bool is_used = std::any_of(segments_.begin(), segments_.end(), [&](const auto& s) { return s->pool->owner == pool; });
     if (pool->segment_count == 0 && !is_used) {
-      std::erase(freeable_pools_, id);
-      std::erase(fallback_pools_, id);
+      freeable_pools_.erase(id);
+      fallback_pools_.erase(id);
       for (auto& [known, stat] : private_reserved_) {
         if (known == id) stat.current = 0;
       }

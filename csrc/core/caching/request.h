@@ -16,6 +16,9 @@ struct CachingAllocator::Request {
   Context context;
   Status driver_status;  // the last refusal
   bool refused_by_limit = false;
+  // An error of the driver that no freed memory mends; or throw_on_cudamalloc_oom, and it was not
+  // tried since it would have exceeded the fraction.
+  bool fails_at_once = false;
 };
 
 }  // namespace mybackend::caching

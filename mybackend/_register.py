@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from mybackend import _C, torch_module
+from mybackend import _C, cpu, torch_module
 
 DEVICE_NAME = "mybackend"
 _registered = False
@@ -38,6 +38,8 @@ def register() -> None:
         _C._config_read_environment()
     except ValueError as error:  # raised again, as an error, by the first use of the device
         warnings.warn(f"mybackend: {error}", stacklevel=3)
+    if os.environ.get("MYBACKEND_CPU_ALLOCATOR", "0") not in ("", "0"):
+        cpu.install()
     if "MYBACKEND_DEVICE_COUNT" in os.environ and not os.environ["MYBACKEND_DEVICE_COUNT"].isdigit():
         warnings.warn("MYBACKEND_DEVICE_COUNT: expected a whole number from 1 to 64", stacklevel=3)
 

@@ -16,12 +16,36 @@ from typing import Any
 import torch
 
 from mybackend import _C
+from mybackend.plan import MemoryPlan, record_plan
 
 __all__ = [
-    "MemPool", "attach_out_of_memory_observer", "check_invariants", "copied_output_count", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated",
-    "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats",
-    "memory_stats_as_nested_dict", "memory_summary", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
-    "set_per_process_memory_fraction", "tracker_stats", "use", "use_mem_pool",
+    "MemPool",
+    "MemoryPlan",
+    "attach_out_of_memory_observer",
+    "check_invariants",
+    "copied_output_count",
+    "empty_cache",
+    "empty_host_cache",
+    "get_per_process_memory_fraction",
+    "host_memory_stats",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
+    "record_plan",
+    "reset_accumulated_host_memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_host_memory_stats",
+    "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+    "tracker_stats",
+    "use",
+    "use_mem_pool",
 ]  # fmt: skip
 
 Device = torch.device | str | int | None
@@ -130,10 +154,31 @@ def check_invariants(device: Device = None) -> None:
         raise RuntimeError(f"the caching allocator's state is inconsistent:\n{wrong}")
 
 
-def pinned_stats() -> dict[str, int]:
-    """Pinned host memory, in whole pages: current_bytes, peak_bytes, current_blocks,
-    allocation_count, free_count, and unlocked_bytes, which the system did not let us lock."""
+def host_memory_stats() -> dict[str, Any]:
+    """Pinned host memory, with the keys of `torch.cuda.host_memory_stats` and exact peaks.
+
+    `active_requests`, `active_bytes`: handed out, or freed while a stream still uses it;
+    `allocations`, `allocated_bytes`: what is pinned, cached blocks included; each as
+    `.{current,peak,allocated,freed}`. `host_alloc_time`, `host_free_time`: microseconds in the
+    system, as `.{total,max,min,count,avg}`. `num_host_alloc`, `num_host_free`. And beyond CUDA's:
+    `requested_bytes` (active, as asked), `num_hits`, `num_misses`, `num_evictions`,
+    `cached_bytes`, and `unlocked_bytes`: what the system did not let us lock."""
     return _C._pinned_stats()
+
+
+def reset_peak_host_memory_stats() -> None:
+    """The peaks of `host_memory_stats` start again from what is there now."""
+    _C._pinned_reset_peak()
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """The `allocated`, `freed`, `num_` and time entries of `host_memory_stats` start again at 0."""
+    _C._pinned_reset_accumulated()
+
+
+def empty_host_cache() -> None:
+    """Gives cached pinned blocks back to the system."""
+    _C._pinned_empty_cache()
 
 
 def copied_output_count() -> int:

@@ -5,7 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "core/cpu_pool.h"
+#include "base/machine.h"
+#include "core/cpu_allocator.h"
 #include "driver/sim/sim_driver.h"
 
 namespace mybackend {
@@ -16,15 +17,41 @@ bool is_set(const char* variable) {
   return value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
 }
 
+void apply_host_settings(PinnedCache& pinned, const Settings& s) {
+  const auto bound = [](std::size_t bytes) { return bytes == kUnlimitedBytes ? machine_memory_bytes() / 8 : bytes; };
+  cpu_pool::set_max_cached_bytes(s.cpu_pool_max_cached_mb);
+  cpu_allocator::large_cache().set_max_cached_bytes(bound(s.cpu_max_cached_mb));
+  cpu_allocator::large_cache().set_decay_ns(s.cpu_decay_ms * 1'000'000);
+  PinnedSettings p;
+  p.round_threshold_bytes = s.pinned_max_round_threshold_mb;
+  p.block_cached_bytes = s.pinned_max_cached_size_mb;
+  p.total_cached_bytes = bound(s.pinned_max_cached_mb);
+  p.reserve_segment_bytes = s.pinned_reserve_segment_size_mb;
+  p.register_memory = s.pinned_use_cuda_host_register;
+  p.register_threads = static_cast<int>(s.pinned_num_register_threads);
+  p.background_thread = s.pinned_use_background_threads;
+  p.ignore_unknown_frees = s.pinned_free_catch_all;
+  pinned.apply_settings(p);
+}
+
 }  // namespace
 
+Runtime::Runtime() {
+  apply_host_settings(pinned_, config_.settings());
+  config_.on_change([this](const Settings& changed) { apply_host_settings(pinned_, changed); });
+}
+
 Runtime& Runtime::get() {
-  static Runtime* runtime = new Runtime;
+  static Runtime* runtime = [] {
+    pthread_atfork([] { get().prepare_fork(); }, [] { get().after_fork(false); }, [] { get().after_fork(true); });
+    return new Runtime;
+  }();
   return *runtime;
 }
 
 void Runtime::prepare_fork() {
   mutex_.lock();
+  cpu_allocator::lock_for_fork();
   cpu_pool::lock_for_fork();
   tracker_detail::lock_for_fork();
   pinned_.lock_for_fork();
@@ -33,9 +60,10 @@ void Runtime::prepare_fork() {
 
 void Runtime::after_fork(bool in_child) {
   if (DeviceMemory* memory = memory_if_started()) memory->unlock_after_fork(in_child);
-  pinned_.unlock_after_fork();
+  pinned_.unlock_after_fork(in_child);
   tracker_detail::unlock_after_fork();
   cpu_pool::unlock_after_fork();
+  cpu_allocator::unlock_after_fork();
   mutex_.unlock();
   if (in_child && !driver_forks_) bad_fork_.store(true);
 }
@@ -77,7 +105,6 @@ Status Runtime::start_locked() {
   if (Status status = SimDriver::create(options, &driver); !status.ok()) return status;
   auto* memory = new DeviceMemory(std::move(driver), &config_);  // never destroyed, as the runtime
   memory->set_caching_enabled(!is_set("MYBACKEND_NO_MEMORY_CACHING"));
-  pthread_atfork([] { Runtime::get().prepare_fork(); }, [] { Runtime::get().after_fork(false); }, [] { Runtime::get().after_fork(true); });
   memory_.store(memory, std::memory_order_release);
   return {};
 }

@@ -6,7 +6,7 @@
 
 #include "core/config.h"
 #include "core/device_memory.h"
-#include "core/pinned_memory.h"
+#include "core/pinned_cache.h"
 
 namespace mybackend {
 
@@ -16,7 +16,7 @@ class Runtime {
   static Runtime& get();
 
   Config& config() noexcept { return config_; }
-  PinnedMemory& pinned() noexcept { return pinned_; }
+  PinnedCache& pinned() noexcept { return pinned_; }
 
   // Reads the configuration variable in force, once. A bad value is remembered and returned by
   // every later call, and by memory(), until configure() was given a good one.
@@ -41,11 +41,11 @@ class Runtime {
   int device_count() const noexcept;
 
  private:
-  Runtime() = default;
+  Runtime();
   Status start_locked();
 
   Config config_;
-  PinnedMemory pinned_;
+  PinnedCache pinned_;
   mutable std::mutex mutex_;
   bool environment_read_ = false;
   Status environment_status_;

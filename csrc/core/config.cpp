@@ -346,13 +346,6 @@ std::vector<std::string> settings_warnings(const Settings& s) {
 #define MYBACKEND_NOT_YET(key) \
   if (s.key != defaults.key) warnings.push_back(#key " is recognised but has no effect in this version")
   MYBACKEND_NOT_YET(graph_capture_record_stream_reuse);
-  MYBACKEND_NOT_YET(pinned_use_cuda_host_register);
-  MYBACKEND_NOT_YET(pinned_num_register_threads);
-  MYBACKEND_NOT_YET(pinned_use_background_threads);
-  MYBACKEND_NOT_YET(pinned_max_round_threshold_mb);
-  MYBACKEND_NOT_YET(pinned_max_cached_size_mb);
-  MYBACKEND_NOT_YET(pinned_reserve_segment_size_mb);
-  MYBACKEND_NOT_YET(pinned_free_catch_all);
 #undef MYBACKEND_NOT_YET
   if (s.expandable_segments && s.max_split_size_mb != kUnlimitedBytes) {
     warnings.push_back(

@@ -41,7 +41,6 @@ DeviceMemory::DeviceMemory(std::unique_ptr<Driver> driver, Config* config) : dri
   const auto apply = [this](const Settings& changed) {
     for (auto& device : devices_) device->caching.apply_settings(changed);
     set_default_kind(memory_kind_from_name(changed.backend).value_or(MemoryKind::kCaching));
-    cpu_pool::set_max_cached_bytes(changed.cpu_pool_max_cached_mb);
   };
   apply(settings);
   config_->on_change(apply);
@@ -141,10 +140,13 @@ bool DeviceMemory::free_other(void* ptr) noexcept {
     shard.pointers.erase(found);
   }
   other_count_.fetch_sub(1, std::memory_order_relaxed);
-  if (pointer.from_driver)
+  if (pointer.from_driver) {
     (void)driver_->memory_free(pointer.device, ptr);
-  else
+  } else {
+    // The pool knows no streams: what is queued may still use the block.
+    if (driver_->maybe_busy(pointer.device)) (void)driver_->device_synchronize(pointer.device);
     cpu_pool::deallocate(ptr, pointer.bytes);
+  }
   tracker(pointer.device).track_free(pointer.bytes);
   return true;
 }

@@ -21,7 +21,7 @@ DeviceMemory& start_memory() {
   Status error;
   DeviceMemory* started = Runtime::get().memory(&error);
   if (started == nullptr) raise(error);
-  install_borrowing_cpu_allocator();
+  install_cpu_allocator();
   g_memory.store(started, std::memory_order_release);
   return *started;
 }

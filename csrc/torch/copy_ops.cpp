@@ -3,11 +3,19 @@
 // The bytes of a sim device are host memory, so the CPU's copy kernel does the work (layout,
 // dtype, conjugation and all) on aliases. It runs when the earlier work of both devices'
 // current streams is done.
+//
+// With non_blocking=True, what is a plain copy of bytes (same dtype and layout, no gaps) is
+// queued on the current stream and returns at once: between pinned memory and a device, and
+// between two devices. As on CUDA, the caller keeps the device's tensors, or says
+// record_stream; pinned blocks look after themselves. Pageable memory is copied before
+// returning.
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/empty_ops.h>
 #include <torch/library.h>
 
 #include "torch/borrow.h"
+#include "torch/context.h"
+#include "torch/host_allocator.h"
 #include "torch/typed_borrow.h"
 
 namespace mybackend::glue {
@@ -45,10 +53,56 @@ at::Tensor& copy_aliases(at::Tensor& dst, const at::Tensor& src, bool non_blocki
   return dst;
 }
 
+// Whether the elements of both lie in the same order without gaps, so that bytes can be copied.
+bool is_plain_copy(const at::Tensor& dst, const at::Tensor& src) {
+  return dst.scalar_type() == src.scalar_type() && dst.sizes() == src.sizes() && dst.strides() == src.strides() &&
+         dst.is_non_overlapping_and_dense() && dst.is_conj() == src.is_conj() && dst.is_neg() == src.is_neg() && dst.numel() > 0;
+}
+
+// Queues the copy, if it can be. False: it has to be done now.
+bool copy_async(at::Tensor& dst, const at::Tensor& src) {
+  const bool to_device = on_device(dst), from_device = on_device(src);
+  if (to_device == from_device && dst.device() == src.device()) return false;  // runs inline, like any operator
+  if (!is_plain_copy(dst, src)) return false;
+  Driver& driver = memory().driver();
+  const c10::DeviceIndex device = from_device ? src.device().index() : dst.device().index();
+  const StreamHandle stream = current_stream(device);
+  const void* from = src.const_data_ptr();
+  void* to = dst.mutable_data_ptr();
+  const c10::Stream torch_stream = to_stream(device, stream);
+  if (!to_device) {
+    if (!is_own_pinned_pointer(to) || !record_pinned_use(to, torch_stream)) return false;
+    check(driver.copy_async(device, stream, to, from, dst.nbytes()));
+  } else if (!from_device) {
+    if (!is_own_pinned_pointer(from) || !record_pinned_use(from, torch_stream)) return false;
+    check(driver.copy_async(device, stream, to, from, dst.nbytes()));
+  } else {
+    // On the source's stream, after what the destination's has queued; and that goes on after
+    // the copy.
+    const c10::DeviceIndex other = dst.device().index();
+    const StreamHandle other_stream = current_stream(other);
+    EventHandle before = 0, after = 0;
+    check(driver.event_create(other, &before));
+    Status status = driver.event_record(other, before, other_stream);
+    if (status.ok()) status = driver.stream_wait_event(device, stream, before);
+    if (status.ok()) status = driver.copy_async(device, stream, to, from, dst.nbytes());
+    if (status.ok()) status = driver.event_create(device, &after);
+    if (status.ok()) {
+      status = driver.event_record(device, after, stream);
+      if (status.ok()) status = driver.stream_wait_event(other, other_stream, after);
+      driver.event_destroy(device, after);
+    }
+    driver.event_destroy(other, before);
+    check(status);
+  }
+  return true;
+}
+
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   check_copyable(self);
   check_copyable(dst);
   at::Tensor target = dst;
+  if (non_blocking && copy_async(target, self)) return target;
   copy_aliases(target, self, non_blocking);
   return target;
 }
@@ -62,6 +116,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (C10_UNLIKELY(self.is_same(src))) return self;
   check_copyable(src);
+  if (non_blocking && copy_async(self, src)) return self;
   return copy_aliases(self, src, non_blocking);
 }
 

@@ -1,10 +1,12 @@
-// The CPU allocator while a kernel is borrowed.
+// PyTorch's CPU allocator, replaced. It serves each request in one of three ways:
 //
-// A CPU kernel that runs on the bytes of `mybackend` tensors allocates its outputs and
-// temporaries through PyTorch's CPU allocator. While a BorrowScope lives on a thread, those
-// allocations come from the device's memory instead, so that outputs can be adopted without a
-// copy and everything is counted. At all other times, and on other threads, the allocator that
-// was there before serves, untouched.
+//   borrowed  while a BorrowScope lives on the thread: from the device's memory, so that what a
+//             borrowed CPU kernel allocates (outputs, temporaries) can be adopted without a copy
+//             and is counted
+//   pooled    between install_pooling() and uninstall_pooling(): core/cpu_allocator.h
+//   original  else: by the allocator that was there before, untouched
+//
+// A block is freed by whoever made it, whatever is in force then.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -14,8 +16,14 @@
 
 namespace mybackend::glue {
 
-// Idempotent; called when the devices start.
-void install_borrowing_cpu_allocator();
+// Puts this allocator in place of PyTorch's; idempotent. Called when the devices start.
+void install_cpu_allocator();
+
+// Pooled service of ordinary CPU requests, counted: each install needs an uninstall. Throws
+// when somebody put another CPU allocator over this one.
+void install_pooling();
+void uninstall_pooling();
+bool is_pooling() noexcept;
 
 class BorrowScope {
  public:

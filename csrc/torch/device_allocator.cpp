@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 
 #include "torch/context.h"
+#include "torch/plan.h"
 
 namespace mybackend::glue {
 namespace {
@@ -100,6 +101,9 @@ c10::DeviceAllocator* device_allocator() noexcept {
 
 c10::DataPtr allocate_device_bytes(c10::DeviceIndex device, std::size_t nbytes, c10::Device labelled) {
   if (nbytes == 0) return {nullptr, nullptr, &delete_device_bytes, labelled};
+  if (C10_UNLIKELY(plans_in_use())) {
+    if (void* place = plan_allocate(device, nbytes, current_stream(device))) return {place, place, &delete_device_bytes, labelled};
+  }
   AllocationFailure failure;
   void* ptr = memory().allocate(device, nbytes, current_stream(device), &failure);
   if (C10_UNLIKELY(ptr == nullptr)) {
@@ -108,6 +112,7 @@ c10::DataPtr allocate_device_bytes(c10::DeviceIndex device, std::size_t nbytes, 
     }
     raise({failure.code, std::move(failure.message)});
   }
+  if (C10_UNLIKELY(plans_in_use())) plan_on_allocate(device, ptr, nbytes);
   report_to_profiler(ptr, static_cast<std::int64_t>(nbytes), device);
   return {ptr, ptr, &delete_device_bytes, labelled};
 }
@@ -115,6 +120,11 @@ c10::DataPtr allocate_device_bytes(c10::DeviceIndex device, std::size_t nbytes, 
 void delete_device_bytes(void* ptr) noexcept {
   if (ptr == nullptr) return;
   DeviceMemory* memory = Runtime::get().memory_if_started();
+  if (C10_UNLIKELY(plans_in_use())) {
+    for (int device = 0; device < memory->device_count(); ++device) {
+      if (plan_free(device, ptr)) return;
+    }
+  }
   if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
     const int device = memory->driver().device_of(ptr);
     if (device >= 0) {

@@ -1,5 +1,7 @@
 #include "driver/sim/sim_driver.h"
 
+#include "base/machine.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,13 +15,6 @@ namespace {
 
 Status bad(std::string message) {
   return {StatusCode::kInvalidArgument, std::move(message)};
-}
-
-std::size_t machine_memory_bytes() {
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  const long page_bytes = sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page_bytes <= 0) return 8 * kGiB;
-  return static_cast<std::size_t>(pages) * static_cast<std::size_t>(page_bytes);
 }
 
 // Gives the pages of a range back to the system and makes touching them a fault.

@@ -71,6 +71,9 @@ class PinnedCache {
   void apply_settings(const PinnedSettings& settings);
   PinnedSettings settings() const;
 
+  // What a request of `bytes` pins.
+  static std::size_t block_bytes(std::size_t bytes, const PinnedSettings& settings) noexcept;
+
   // nullptr when the system has no memory, even after the cache was emptied. pre: bytes > 0.
   void* allocate(std::size_t bytes);
   // False for a pointer that is not a block's start. The block is reused only after the work
@@ -117,7 +120,6 @@ class PinnedCache {
   };
   using BlockList = std::list<Block>;
 
-  static std::size_t block_bytes(std::size_t bytes, const PinnedSettings& settings) noexcept;
   bool pin(std::size_t bytes, const PinnedSettings& settings, Block* out);
   void unpin(const Block& block) noexcept;
   void process_events_locked(BlockList* out) noexcept;

@@ -2,7 +2,10 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <torch/csrc/utils/pybind.h>
+#include <future>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "capi/mybackend.h"
 #include "capi/runtime.h"
@@ -366,6 +369,8 @@ void bind_host_memory(py::module_& m) {
     return d;
   });
   m.def("_pinned_empty_cache", [] { Runtime::get().pinned().empty_cache(); }, py::call_guard<py::gil_scoped_release>());
+  m.def("_pinned_block_bytes",
+        [](std::size_t bytes) { return PinnedCache::block_bytes(bytes, Runtime::get().pinned().settings()); });
   m.def("_pinned_reset_peak", [] { Runtime::get().pinned().reset_peak(); });
   m.def("_pinned_reset_accumulated", [] { Runtime::get().pinned().reset_accumulated(); });
 }
@@ -515,6 +520,28 @@ void bind_device(py::module_& m) {
         throw py::value_error("faults: unknown primitive '" + primitive + "'");
       },
       py::arg("primitive"), py::arg("calls"), py::arg("kind") = "failed", py::arg("repeat") = 1);
+  // Queues a task for tests: one that runs until release() is called, or one that throws.
+  struct Hold {
+    std::shared_ptr<std::promise<void>> gate = std::make_shared<std::promise<void>>();
+    bool released = false;
+    void release() {
+      if (!std::exchange(released, true)) gate->set_value();
+    }
+    ~Hold() { release(); }
+    Hold() = default;
+    Hold(Hold&&) = default;
+  };
+  py::class_<Hold, std::unique_ptr<Hold>>(m, "_Hold").def("release", &Hold::release);
+  m.def("_hold_stream", [](const c10::Stream& stream) {
+    auto hold = std::make_unique<Hold>();
+    std::shared_future<void> opened = hold->gate->get_future().share();
+    check_or_throw(glue::memory().driver().stream_enqueue(stream.device_index(), glue::to_handle(stream), "hold", [opened] { opened.wait(); }));
+    return hold;
+  });
+  m.def("_throw_on_stream", [](const c10::Stream& stream, const std::string& message) {
+    check_or_throw(glue::memory().driver().stream_enqueue(stream.device_index(), glue::to_handle(stream), "throw",
+                                                          [message] { throw std::runtime_error(message); }));
+  });
   m.def("_clear_faults", [] {
     if (auto* sim = dynamic_cast<SimDriver*>(&glue::memory().driver())) sim->faults().clear();
   });

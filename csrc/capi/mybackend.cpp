@@ -9,6 +9,10 @@
 
 using namespace mybackend;
 
+namespace {
+MemoryTracker& g_tracker = aligned_bytes_tracker(Device::CPU);  // found once, when the library is loaded
+}
+
 const char* mybackend_version(void) {
   return MYBACKEND_VERSION;
 }
@@ -16,14 +20,14 @@ const char* mybackend_version(void) {
 void* mybackend_cpu_allocate(size_t nbytes) {
   if (nbytes == 0) return nullptr;
   void* ptr = cpu_pool::allocate(nbytes);
-  if (ptr != nullptr) aligned_bytes_tracker(Device::CPU).track_alloc(nbytes);
+  if (ptr != nullptr) g_tracker.track_alloc(nbytes);
   return ptr;
 }
 
 void mybackend_cpu_free(void* ptr, size_t nbytes) {
   if (ptr == nullptr) return;
   cpu_pool::deallocate(ptr, nbytes);
-  aligned_bytes_tracker(Device::CPU).track_free(nbytes);
+  g_tracker.track_free(nbytes);
 }
 
 size_t mybackend_cpu_trim(void) {
@@ -31,9 +35,9 @@ size_t mybackend_cpu_trim(void) {
 }
 
 int64_t mybackend_cpu_live_bytes(void) {
-  return aligned_bytes_tracker(Device::CPU).stats().current_bytes;
+  return g_tracker.stats().current_bytes;
 }
 
 int64_t mybackend_cpu_peak_bytes(void) {
-  return aligned_bytes_tracker(Device::CPU).stats().peak_bytes;
+  return g_tracker.stats().peak_bytes;
 }

@@ -15,6 +15,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if __has_include(<sys/single_threaded.h>)
+#include <sys/single_threaded.h>
+#endif
+
 #include "base/thread_local.h"
 
 namespace mybackend {
@@ -50,6 +54,25 @@ ThreadTotals& make_thread_totals() noexcept;
 void lock_for_fork();
 void unlock_after_fork();
 
+// Whether no other thread was ever started. Then a locked instruction would only cost time.
+inline bool is_single_threaded() noexcept {
+#if __has_include(<sys/single_threaded.h>)
+  return __libc_single_threaded != 0;
+#else
+  return false;
+#endif
+}
+
+// Returns the new value.
+inline std::int64_t add_shared(std::atomic<std::int64_t>& counter, std::int64_t amount) noexcept {
+  if (is_single_threaded()) {
+    const std::int64_t now = counter.load(std::memory_order_relaxed) + amount;
+    counter.store(now, std::memory_order_relaxed);
+    return now;
+  }
+  return counter.fetch_add(amount, std::memory_order_relaxed) + amount;
+}
+
 inline void add(std::atomic<std::int64_t>& counter, std::int64_t amount, bool is_own) noexcept {
   if (is_own)
     counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
@@ -68,7 +91,7 @@ class MemoryTracker {
 
   void track_alloc(std::size_t bytes) noexcept {
     const auto amount = static_cast<std::int64_t>(bytes);
-    const std::int64_t now = current_.fetch_add(amount, std::memory_order_relaxed) + amount;
+    const std::int64_t now = tracker_detail::add_shared(current_, amount);
     std::int64_t peak = peak_.load(std::memory_order_relaxed);
     while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
     }
@@ -82,8 +105,8 @@ class MemoryTracker {
   // False, and nothing counted, when fewer than `bytes` are live.
   bool track_free(std::size_t bytes) noexcept {
     const auto amount = static_cast<std::int64_t>(bytes);
-    if (current_.fetch_sub(amount, std::memory_order_relaxed) < amount) {
-      current_.fetch_add(amount, std::memory_order_relaxed);
+    if (tracker_detail::add_shared(current_, -amount) < 0) {
+      tracker_detail::add_shared(current_, amount);
       return false;
     }
     tracker_detail::ThreadTotals* own = tracker_detail::t_totals;

@@ -13,7 +13,10 @@
 
 #include "allocator_fuzzer.h"
 #include "core/aligned_bytes.h"
+#include "core/cpu_allocator.h"
 #include "core/device_memory.h"
+#include "core/memory_plan.h"
+#include "core/pinned_cache.h"
 
 using namespace mybackend;
 
@@ -91,6 +94,75 @@ void streams() {
   driver->event_destroy(0, event);
 }
 
+// Host memory from many threads: the CPU allocator, pinned memory with copies queued on streams
+// and events to come, plans that are used by several threads at once.
+void host_memory(long operations) {
+  auto driver = make_sim(64 * kMiB);
+  constexpr int kThreads = 6;
+  PinnedCache pinned;
+  PinnedSettings settings;
+  settings.total_cached_bytes = 8 * kMiB;
+  settings.reserve_segment_bytes = kMiB;
+  settings.background_thread = true;
+  pinned.apply_settings(settings);
+  cpu_allocator::large_cache().set_max_cached_bytes(64 * kMiB);
+  PlanRecorder recorder;
+  for (std::uintptr_t i = 1; i <= 64; ++i) {
+    recorder.on_allocate(reinterpret_cast<void*>(i), 100 * i);
+    if (i % 3 != 0) recorder.on_free(reinterpret_cast<void*>(i));
+  }
+  MemoryPlan plan = recorder.finish(64);
+  if (const char* wrong = check_plan(plan, 64); *wrong != '\0') die(std::string("plan: ") + wrong, {});
+  std::vector<char> arena(plan.arena_bytes);
+  PlanSession session(plan, arena.data());
+  std::vector<std::thread> threads;
+  for (int index = 0; index < kThreads; ++index) {
+    threads.emplace_back([&, index] {
+      std::mt19937_64 random(static_cast<unsigned>(index));
+      StreamHandle stream = 0;
+      (void)driver->stream_create(0, 0, &stream);
+      std::vector<char> target(64 * 1024);
+      for (long i = 0; i < operations / kThreads; ++i) {
+        const std::size_t bytes = 1 + random() % (random() % 8 == 0 ? 9 * kMiB : 30000);
+        void* ptr = cpu_allocator::allocate(bytes);
+        if (ptr == nullptr) die("host memory: no CPU block", {});
+        std::memset(ptr, index, 64);
+        cpu_allocator::deallocate(ptr);
+        if (i % 8 == 0) {
+          auto* block = static_cast<char*>(pinned.allocate(1 + random() % target.size()));
+          if (block == nullptr) die("host memory: no pinned block", {});
+          *block = static_cast<char>(index);
+          pinned.record_use(block, driver.get(), 0, stream);
+          (void)driver->copy_async(0, stream, target.data(), block, 1);
+          if (!pinned.contains(block) || !pinned.free(block)) die("host memory: a pinned block is not known", {});
+        }
+        if (void* place = session.allocate(100 * (1 + random() % 64))) {
+          *static_cast<char*>(place) = 1;
+          if (!session.free(place)) die("plan: a place is not known", {});
+        }
+        if (i % 50 == 0) session.restart();
+        if (i % 100 == 0) pinned.empty_cache();
+        if (i % 128 == 0) cpu_allocator::trim();
+        if (i % 500 == 0) {  // settings may change under way
+          PinnedSettings changed = settings;
+          changed.background_thread = i % 1000 == 0;
+          changed.block_cached_bytes = kMiB;
+          pinned.apply_settings(changed);
+        }
+      }
+      (void)driver->stream_synchronize(0, stream);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  pinned.empty_cache();
+  const PinnedStats stats = pinned.stats();
+  if (stats.active_bytes.current != 0 || stats.reserved_bytes.current != 0) die("host memory: pinned bytes are lost", {});
+  if (session.live_count() != 0) die("plan: places are lost", {});
+  if (cpu_allocator::tracker().stats().current_bytes != 0) die("host memory: CPU bytes are lost", {});
+  cpu_allocator::trim();
+  if (cpu_allocator::large_cache().stats().cached_bytes != 0) die("host memory: blocks stayed cached", {});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -106,5 +178,6 @@ int main(int argc, char** argv) {
   }
   threads_on_one_device(operations);
   streams();
+  host_memory(operations);
   std::puts("ok");
 }

@@ -21,7 +21,7 @@ if torch.__version__ != _build.TORCH_VERSION:
         "installed; build it again against this torch: `pip install --force-reinstall --no-deps .`"
     )
 
-from mybackend import _C, config, cpu, memory, replay
+from mybackend import _C, config, cpu, memory, replay, storage
 from mybackend._register import register
 from mybackend.cpu import allocate_aligned_bytes
 
@@ -40,4 +40,14 @@ def include_path() -> str:
     return str(Path(__file__).resolve().parent / "include")
 
 
-__all__ = ["__version__", "allocate_aligned_bytes", "config", "cpu", "include_path", "library_path", "memory", "replay"]
+__all__ = [
+    "__version__",
+    "allocate_aligned_bytes",
+    "config",
+    "cpu",
+    "include_path",
+    "library_path",
+    "memory",
+    "replay",
+    "storage",
+]

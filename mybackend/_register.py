@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from mybackend import _C, cpu, torch_module
+from mybackend import _C, cpu, storage, torch_module
 
 DEVICE_NAME = "mybackend"
 _registered = False
@@ -32,6 +32,7 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _C._register_boxed_kernels()
     _patch_dlpack()
+    storage._register()
     atexit.register(_C._drain_autograd_threads)
     _registered = True
     try:

@@ -11,6 +11,8 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from os import PathLike, fspath
+from os.path import isdir
 from typing import Any
 
 import torch
@@ -188,10 +190,18 @@ def copied_output_count() -> int:
 
 
 @contextmanager
-def use(kind: str) -> Iterator[None]:
+def use(kind: str, dir: str | PathLike[str] | None = None) -> Iterator[None]:
     """`with use("pool"):` gives new tensors of this thread memory of that kind: caching, pool or
-    mmap. Tensors made before and inside can be freed anywhere."""
-    scope = _C._enter_memory_kind(kind)
+    mmap. Tensors made before and inside can be freed anywhere.
+
+    `dir`, for mmap: the folder of the (unnamed) files that hold the tensors' bytes; without it, what
+    `mmap_dir` of the configuration says, else anonymous shared memory."""
+    if dir is not None and kind != "mmap":
+        raise ValueError(f"dir: only for the kind mmap, not for {kind}")
+    folder = None if dir is None else fspath(dir)
+    if folder is not None and not isdir(folder):
+        raise NotADirectoryError(f"dir: {folder!r} is not a folder")
+    scope = _C._enter_memory_kind(kind, folder)
     try:
         yield
     finally:

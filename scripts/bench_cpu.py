@@ -301,7 +301,7 @@ def main() -> int:
     bench_processes("training step", "training", libraries, options.rounds, "ms")
     overlap = medians([run_self("overlap", None, False) for _ in range(options.rounds)])
     print(
-        "\nloader, {BATCHES} batches of 48 MB: "
+        f"\nloader, {BATCHES} batches of 48 MB: "
         + ", ".join(f"{key} {overlap[key]:.1f} ms" for key in ("serial", "copies", "computes", "overlapped"))
     )
     print(f"hidden behind compute: {overlap['hidden']:.0%} of what can be")

@@ -200,7 +200,9 @@ def test_memory_kind_pool() -> None:
     thread.join()
     with pytest.raises(ValueError, match="expected caching, pool or mmap"), mybackend.memory.use("heap"):
         pass
-    with mybackend.memory.use("mmap"), pytest.raises(NotImplementedError, match="mmap"):
+    with pytest.raises(ValueError, match="only for the kind mmap"), mybackend.memory.use("pool", dir="/tmp"):
+        pass
+    with pytest.raises(NotADirectoryError), mybackend.memory.use("mmap", dir="/no/such/folder"):
         torch.empty(3, device="mybackend")
     assert mybackend._C._memory_kind() == "caching"
 

@@ -115,6 +115,13 @@ struct BackendKind : TextKind {
   }
 };
 
+struct PathKind : TextKind {
+  static bool parse(std::string_view text, Bounds, std::string* out) {
+    *out = text;
+    return !text.empty();
+  }
+};
+
 struct DriverNameKind : TextKind {
   static bool parse(std::string_view text, Bounds, std::string* out) {
     if (text != "auto" && text != "sim") return false;

@@ -29,6 +29,7 @@ using Integer = std::int64_t;
 using PowerOfTwo = std::int64_t;
 using Backend = std::string;
 using DriverName = std::string;
+using Path = std::string;
 using Divisions = mybackend::Divisions;
 }  // namespace config_kind
 

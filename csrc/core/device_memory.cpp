@@ -1,12 +1,15 @@
 #include "core/device_memory.h"
 
+#include <utility>
+
 #include "base/thread_local.h"
 #include "core/cpu_pool.h"
 
 namespace mybackend {
 namespace {
 
-MYBACKEND_HOT_THREAD_LOCAL int t_kind = -1;  // -1: the configuration's
+MYBACKEND_HOT_THREAD_LOCAL int t_kind = -1;          // -1: the configuration's
+thread_local const std::string* t_folder = nullptr;  // of mmap; nullptr: the configuration's
 
 }  // namespace
 
@@ -26,11 +29,14 @@ const char* memory_kind_name(MemoryKind kind) noexcept {
   return "unknown";
 }
 
-ScopedMemoryKind::ScopedMemoryKind(MemoryKind kind) noexcept : previous_(t_kind) {
+ScopedMemoryKind::ScopedMemoryKind(MemoryKind kind, std::optional<std::string> mmap_folder)
+    : previous_(t_kind), folder_(std::move(mmap_folder)), previous_folder_(t_folder) {
   t_kind = static_cast<int>(kind);
+  t_folder = folder_.has_value() ? &*folder_ : nullptr;
 }
 ScopedMemoryKind::~ScopedMemoryKind() {
   t_kind = previous_;
+  t_folder = previous_folder_;
 }
 
 DeviceMemory::DeviceMemory(std::unique_ptr<Driver> driver, Config* config) : driver_(std::move(driver)), config_(config) {
@@ -40,6 +46,10 @@ DeviceMemory::DeviceMemory(std::unique_ptr<Driver> driver, Config* config) : dri
   }
   const auto apply = [this](const Settings& changed) {
     for (auto& device : devices_) device->caching.apply_settings(changed);
+    {
+      std::lock_guard lock(mapped_mutex_);
+      for (auto& m : mapped_) m->caching.apply_settings(mapped_settings(changed));
+    }
     set_default_kind(memory_kind_from_name(changed.backend).value_or(MemoryKind::kCaching));
   };
   apply(settings);
@@ -56,6 +66,7 @@ void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream,
   if (bytes == 0) return nullptr;
   const MemoryKind kind = kind_in_force();
   PerDevice& d = *devices_[static_cast<std::size_t>(device)];
+  if (kind == MemoryKind::kMmap) return allocate_mapped(device, bytes, stream, failure);
   if (kind != MemoryKind::kCaching || !caching_enabled_.load(std::memory_order_relaxed)) {
     return allocate_other(device, bytes, kind, failure);
   }
@@ -67,15 +78,17 @@ void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream,
     fail(device, bytes, "mybackend: the host has no memory for the allocator's records", failure);
     return nullptr;
   }
-  if (ptr == nullptr) {
-    failure->code = report->driver_failed ? StatusCode::kFailed : StatusCode::kOutOfMemory;
-    const TrackerStats live = d.tracker.stats();
-    failure->message = oom_text(*report, config_->settings()) + " Requested " + std::to_string(bytes) + " bytes; live " +
-                       std::to_string(live.current_bytes) + " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
-    return nullptr;
-  }
+  if (ptr == nullptr) return report_failure(device, bytes, *report, failure);
   d.tracker.track_alloc(bytes);
   return ptr;
+}
+
+void* DeviceMemory::report_failure(int device, std::size_t bytes, const caching::OomReport& report, AllocationFailure* failure) const {
+  failure->code = report.driver_failed ? StatusCode::kFailed : StatusCode::kOutOfMemory;
+  const TrackerStats live = devices_[static_cast<std::size_t>(device)]->tracker.stats();
+  failure->message = oom_text(report, config_->settings()) + " Requested " + std::to_string(bytes) + " bytes; live " +
+                     std::to_string(live.current_bytes) + " bytes, peak " + std::to_string(live.peak_bytes) + " bytes.";
+  return nullptr;
 }
 
 void DeviceMemory::fail(int device, std::size_t bytes, std::string message, AllocationFailure* failure) const {
@@ -86,11 +99,6 @@ void DeviceMemory::fail(int device, std::size_t bytes, std::string message, Allo
 }
 
 void* DeviceMemory::allocate_other(int device, std::size_t bytes, MemoryKind kind, AllocationFailure* failure) {
-  if (kind == MemoryKind::kMmap) {
-    failure->code = StatusCode::kNotSupported;
-    failure->message = "mybackend: the memory kind 'mmap' is not available yet; use 'caching' or 'pool'";
-    return nullptr;
-  }
   void* ptr = nullptr;
   const bool from_driver = kind == MemoryKind::kCaching;
   if (from_driver) {
@@ -115,6 +123,110 @@ void* DeviceMemory::allocate_other(int device, std::size_t bytes, MemoryKind kin
   return ptr;
 }
 
+// --- Mapped memory ------------------------------------------------------------------------------
+
+Settings DeviceMemory::mapped_settings(Settings settings) {
+  settings.expandable_segments = false;        // a mapping is one piece
+  settings.per_process_memory_fraction = 1.0;  // of the device, not of a disk
+  settings.garbage_collection_threshold = 0;   // goes with a fraction
+  return settings;
+}
+
+DeviceMemory::Mapped& DeviceMemory::mapped(int device, const std::string& folder) {
+  std::lock_guard lock(mapped_mutex_);
+  for (auto& m : mapped_) {
+    if (m->device == device && !m->inherited && m->driver.folder() == folder) return *m;
+  }
+  mapped_.push_back(std::make_unique<Mapped>(driver_.get(), device, folder, mapped_settings(config_->settings())));
+  if (history_.has_value()) mapped_.back()->caching.start_history(*history_);
+  mapped_count_.store(mapped_.size(), std::memory_order_release);
+  return *mapped_.back();
+}
+
+void* DeviceMemory::allocate_mapped(int device, std::size_t bytes, StreamHandle stream, AllocationFailure* failure) {
+  try {
+    const std::string folder = t_folder != nullptr ? *t_folder : config_->settings().mmap_dir;
+    std::unique_ptr<caching::OomReport> report;
+    void* ptr = mapped(device, folder).caching.allocate(bytes, stream, &report);
+    if (ptr == nullptr) return report_failure(device, bytes, *report, failure);
+    tracker(device).track_alloc(bytes);
+    return ptr;
+  } catch (const std::bad_alloc&) {
+    fail(device, bytes, "mybackend: the host has no memory for the allocator's records", failure);
+    return nullptr;
+  }
+}
+
+bool DeviceMemory::free_mapped(void* ptr) noexcept {
+  if (mapped_count_.load(std::memory_order_acquire) == 0) return false;
+  std::lock_guard lock(mapped_mutex_);
+  for (auto& m : mapped_) {
+    std::size_t requested_bytes = 0;
+    if (m->caching.free(ptr, &requested_bytes) != caching::FreeResult::kFreed) continue;
+    tracker(m->device).track_free(requested_bytes);
+    return true;
+  }
+  return false;
+}
+
+void DeviceMemory::for_each_caching(int device, const std::function<void(caching::CachingAllocator&)>& visit) {
+  visit(caching(device));
+  std::vector<caching::CachingAllocator*> found;
+  {
+    std::lock_guard lock(mapped_mutex_);
+    for (auto& m : mapped_) {
+      if (m->device == device) found.push_back(&m->caching);
+    }
+  }
+  for (caching::CachingAllocator* allocator : found) visit(*allocator);
+}
+
+void DeviceMemory::start_history(const caching::HistoryOptions& options, bool clear_old) {
+  {
+    std::lock_guard lock(mapped_mutex_);
+    history_ = options;
+  }
+  for (int device = 0; device < device_count(); ++device) {
+    for_each_caching(device, [&](caching::CachingAllocator& allocator) { allocator.start_history(options, clear_old); });
+  }
+}
+
+void DeviceMemory::stop_history() {
+  {
+    std::lock_guard lock(mapped_mutex_);
+    history_.reset();
+  }
+  for (int device = 0; device < device_count(); ++device) {
+    for_each_caching(device, [](caching::CachingAllocator& allocator) { allocator.stop_history(); });
+  }
+}
+
+caching::DeviceStats DeviceMemory::stats(int device) {
+  caching::DeviceStats sum = caching(device).stats();
+  bool first = true;
+  for_each_caching(device, [&](caching::CachingAllocator& allocator) {
+    if (std::exchange(first, false)) return;
+    const caching::DeviceStats more = allocator.stats();
+    const auto add = [](caching::Stat& to, const caching::Stat& from) {
+      to.current += from.current;
+      to.peak += from.peak;
+      to.allocated += from.allocated;
+      to.freed += from.freed;
+    };
+#define X(name) \
+  for (int i = 0; i < caching::kStatPoolCount; ++i) add(sum.name[i], more.name[i]);
+    MYBACKEND_STAT_ARRAYS(X)
+#undef X
+#define X(name) add(sum.name, more.name);
+    MYBACKEND_STAT_SINGLES(X)
+#undef X
+#define X(name) sum.name += more.name;
+    MYBACKEND_STAT_COUNTS(X)
+#undef X
+  });
+  return sum;
+}
+
 bool DeviceMemory::free(void* ptr) noexcept {
   const int device = driver_->device_of(ptr);
   if (device >= 0) {
@@ -125,7 +237,7 @@ bool DeviceMemory::free(void* ptr) noexcept {
       return true;
     }
   }
-  return free_other(ptr);
+  return free_mapped(ptr) || free_other(ptr);
 }
 
 bool DeviceMemory::free_other(void* ptr) noexcept {
@@ -153,6 +265,12 @@ bool DeviceMemory::free_other(void* ptr) noexcept {
 
 bool DeviceMemory::owns(const void* ptr) const noexcept {
   if (driver_->device_of(ptr) >= 0) return true;
+  if (mapped_count_.load(std::memory_order_acquire) != 0) {
+    std::lock_guard lock(mapped_mutex_);
+    for (auto& m : mapped_) {
+      if (m->caching.owns(ptr)) return true;
+    }
+  }
   if (other_count_.load(std::memory_order_relaxed) == 0) return false;
   Shard& shard = shard_of(ptr);
   std::lock_guard lock(shard.mutex);
@@ -161,7 +279,9 @@ bool DeviceMemory::owns(const void* ptr) const noexcept {
 
 void DeviceMemory::record_stream(void* ptr, StreamHandle stream) {
   const int device = driver_->device_of(ptr);
-  if (device >= 0) caching(device).record_stream(ptr, stream);
+  if (device >= 0) return caching(device).record_stream(ptr, stream);
+  std::lock_guard lock(mapped_mutex_);
+  for (auto& m : mapped_) m->caching.record_stream(ptr, stream);
 }
 
 DeviceMemory::Shard& DeviceMemory::shard_of(const void* ptr) const noexcept {
@@ -169,6 +289,11 @@ DeviceMemory::Shard& DeviceMemory::shard_of(const void* ptr) const noexcept {
 }
 
 bool DeviceMemory::lock_for_fork() {
+  mapped_mutex_.lock();
+  for (auto& m : mapped_) {
+    m->caching.lock_for_fork();
+    (void)m->driver.prepare_fork();
+  }
   for (auto& device : devices_) device->caching.lock_for_fork();
   for (Shard& shard : shards_) shard.mutex.lock();
   return driver_->prepare_fork().ok();
@@ -181,6 +306,12 @@ void DeviceMemory::unlock_after_fork(bool in_child) {
     driver_->after_fork_in_parent();
   for (Shard& shard : shards_) shard.mutex.unlock();
   for (auto& device : devices_) device->caching.unlock_after_fork();
+  for (auto& m : mapped_) {
+    m->driver.after_fork_in_parent();
+    m->caching.unlock_after_fork();
+    m->inherited = m->inherited || in_child;
+  }
+  mapped_mutex_.unlock();
 }
 
 }  // namespace mybackend

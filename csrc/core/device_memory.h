@@ -4,6 +4,8 @@
 //   kind       caching (default), pool (thread-local pool of host memory), mmap
 //   in force   the `backend` key of the configuration, unless a ScopedMemoryKind of the calling
 //              thread says otherwise
+//   mmap       for each folder, and for anonymous memory, a caching allocator of its own per
+//              device, over mappings instead of the device's memory (mmap_driver.h)
 //
 // A pointer remembers its kind by where it lies: caching memory lies in the driver's address
 // ranges; pool pointers are in a table of their own. So any pointer can be freed without
@@ -12,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,6 +24,7 @@
 
 #include "core/caching/caching_allocator.h"
 #include "core/config.h"
+#include "core/mmap_driver.h"
 #include "core/tracker.h"
 #include "driver/driver.h"
 
@@ -34,13 +38,16 @@ const char* memory_kind_name(MemoryKind kind) noexcept;
 // The calling thread's choice while it lives.
 class ScopedMemoryKind {
  public:
-  explicit ScopedMemoryKind(MemoryKind kind) noexcept;
+  // `mmap_folder`: where mmap puts its files; not given: the configuration's mmap_dir.
+  explicit ScopedMemoryKind(MemoryKind kind, std::optional<std::string> mmap_folder = std::nullopt);
   ~ScopedMemoryKind();
   ScopedMemoryKind(const ScopedMemoryKind&) = delete;
   ScopedMemoryKind& operator=(const ScopedMemoryKind&) = delete;
 
  private:
   const int previous_;
+  const std::optional<std::string> folder_;
+  const std::string* previous_folder_;
 };
 
 struct AllocationFailure {
@@ -57,6 +64,13 @@ class DeviceMemory {
   Driver& driver() noexcept { return *driver_; }
   int device_count() const noexcept { return static_cast<int>(devices_.size()); }
   caching::CachingAllocator& caching(int device) { return devices_[static_cast<std::size_t>(device)]->caching; }
+  // Visits the caching allocator and those over mappings: what there is to empty, reset, record.
+  void for_each_caching(int device, const std::function<void(caching::CachingAllocator&)>& visit);
+  // The history of all of them, also of those that are made later.
+  void start_history(const caching::HistoryOptions& options, bool clear_old);
+  void stop_history();
+  // Summed over them. A peak is a sum of peaks: where kinds are mixed, an upper bound.
+  caching::DeviceStats stats(int device);
   MemoryTracker& tracker(int device) { return devices_[static_cast<std::size_t>(device)]->tracker; }
 
   // nullptr for 0 bytes, and when it failed: then *failure says why. `device` is valid.
@@ -94,6 +108,19 @@ class DeviceMemory {
     mutable std::mutex mutex;
     std::unordered_map<const void*, OtherPointer> pointers;
   };
+  struct Mapped {
+    Mapped(Driver* base, int device, std::string folder, const Settings& settings)
+        : device(device), driver(base, std::move(folder)), caching(&driver, device, settings) {}
+    const int device;
+    MmapDriver driver;
+    caching::CachingAllocator caching;
+    bool inherited = false;  // from before a fork: the parent uses its free blocks too
+  };
+  Mapped& mapped(int device, const std::string& folder);
+  void* allocate_mapped(int device, std::size_t bytes, StreamHandle stream, AllocationFailure* failure);
+  void* report_failure(int device, std::size_t bytes, const caching::OomReport& report, AllocationFailure* failure) const;
+  static Settings mapped_settings(Settings settings);
+  bool free_mapped(void* ptr) noexcept;
   Shard& shard_of(const void* ptr) const noexcept;
   void* allocate_other(int device, std::size_t bytes, MemoryKind kind, AllocationFailure* failure);
   bool free_other(void* ptr) noexcept;
@@ -106,6 +133,10 @@ class DeviceMemory {
   std::atomic<bool> caching_enabled_{true};
   std::atomic<std::int64_t> other_count_{0};
   mutable std::array<Shard, kShardCount> shards_;
+  mutable std::mutex mapped_mutex_;
+  std::vector<std::unique_ptr<Mapped>> mapped_;  // only grows
+  std::optional<caching::HistoryOptions> history_;
+  std::atomic<std::size_t> mapped_count_{0};  // its size, to look at without the lock
 };
 
 }  // namespace mybackend

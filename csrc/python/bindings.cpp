@@ -1,4 +1,5 @@
 // mybackend._C: what the Python package calls. Bindings and conversions, no logic.
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <torch/csrc/utils/pybind.h>
@@ -21,6 +22,7 @@
 #include "torch/generator.h"
 #include "torch/history.h"
 #include "torch/plan.h"
+#include "torch/shared_storage.h"
 
 namespace py = pybind11;
 using namespace mybackend;
@@ -67,7 +69,7 @@ py::dict stats_dict(const caching::DeviceStats& stats) {
 py::dict memory_stats(int device) {
   glue::check_device_index(static_cast<c10::DeviceIndex>(device));
   caching::CachingAllocator& allocator = glue::memory().caching(device);
-  py::dict result = stats_dict(allocator.stats());
+  py::dict result = stats_dict(glue::memory().stats(device));
   py::dict by_pool;
   for (const auto& [id, stat] : allocator.private_pool_reserved_bytes()) by_pool[py::make_tuple(id.first, id.second)] = stat_dict(stat);
   result["reserved_bytes_by_private_pools"] = by_pool;
@@ -227,17 +229,18 @@ void bind_memory(py::module_& m) {
   });
   m.def("_reset_peak_memory_stats", [](int device) {
     glue::check_device_index(static_cast<c10::DeviceIndex>(device));
-    glue::memory().caching(device).reset_peak_stats();
+    glue::memory().for_each_caching(device, [](auto& c) { c.reset_peak_stats(); });
     glue::memory().tracker(device).reset_peak();
   });
   m.def("_reset_accumulated_memory_stats", [](int device) {
     glue::check_device_index(static_cast<c10::DeviceIndex>(device));
-    glue::memory().caching(device).reset_accumulated_stats();
+    glue::memory().for_each_caching(device, [](auto& c) { c.reset_accumulated_stats(); });
     glue::memory().tracker(device).reset_totals();
   });
   m.def("_empty_cache", [] {
     py::gil_scoped_release release;
-    for (int device = 0; device < glue::memory().device_count(); ++device) glue::memory().caching(device).empty_cache();
+    for (int device = 0; device < glue::memory().device_count(); ++device)
+      glue::memory().for_each_caching(device, [](auto& c) { c.empty_cache(); });
   });
   m.def("_set_memory_fraction", [](double fraction, int device) {
     glue::check_device_index(static_cast<c10::DeviceIndex>(device));
@@ -253,7 +256,40 @@ void bind_memory(py::module_& m) {
     glue::check(glue::memory().driver().memory_info(device, &info));
     return py::make_tuple(info.free_bytes, info.total_bytes);
   });
-  m.def("_check_invariants", [](int device) { return glue::memory().caching(device).check_invariants(); });
+  m.def("_check_invariants", [](int device) {
+    std::string wrong;
+    glue::memory().for_each_caching(device, [&](auto& c) { wrong += c.check_invariants(); });
+    return wrong;
+  });
+  // Storages over other storages' bytes, and over mappings (mybackend/storage.py).
+  m.def("_storage_over", [](const py::object& cpu_storage, int device) {
+    return py::reinterpret_steal<py::object>(
+        torch::createPyObject(glue::device_storage_over(torch::createStorage(cpu_storage.ptr()), static_cast<c10::DeviceIndex>(device))));
+  });
+  m.def("_storage_backing", [](const py::object& storage) -> py::object {
+    const std::optional<c10::Storage> backing = glue::cpu_backing(torch::createStorage(storage.ptr()));
+    return backing.has_value() ? py::reinterpret_steal<py::object>(torch::createPyObject(*backing)) : py::none();
+  });
+  m.def("_storage_move", [](const py::object& storage, const py::object& cpu_storage) {
+    glue::move_storage(torch::createStorage(storage.ptr()), torch::createStorage(cpu_storage.ptr()));
+  });
+  m.def("_storage_region", [](const py::object& storage) -> py::object {
+    const MappedRegion* region = glue::region_of(torch::createStorage(storage.ptr()));
+    if (region == nullptr) return py::none();
+    py::dict d;
+    d["path"] = region->path();
+    d["bytes"] = region->bytes();
+    d["resident_bytes"] = region->resident_bytes();
+    d["is_shared"] = region->access() == MapAccess::kShared;
+    return d;
+  });
+  m.def("_storage_advise",
+        [](const py::object& storage, const std::string& advice) { glue::advise(torch::createStorage(storage.ptr()), advice); });
+  m.def("_storage_sync", [](const py::object& storage) { glue::sync(torch::createStorage(storage.ptr())); });
+  m.def("_map_file", [](const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, int device) {
+    return py::reinterpret_steal<py::object>(
+        torch::createPyObject(glue::map_file(path, access, offset, bytes, static_cast<c10::DeviceIndex>(device))));
+  });
   m.def("_copied_output_count", &glue::copied_output_count);
   m.def("_memory_kind", [] { return std::string(memory_kind_name(glue::memory().kind_in_force())); });
 
@@ -261,10 +297,10 @@ void bind_memory(py::module_& m) {
     std::unique_ptr<ScopedMemoryKind> scope;
   };
   py::class_<KindScope>(m, "_KindScope").def("leave", [](KindScope& self) { self.scope.reset(); });
-  m.def("_enter_memory_kind", [](const std::string& name) {
+  m.def("_enter_memory_kind", [](const std::string& name, std::optional<std::string> folder) {
     const auto kind = memory_kind_from_name(name);
     if (!kind.has_value()) throw py::value_error("memory kind: expected caching, pool or mmap, not '" + name + "'");
-    return KindScope{std::make_unique<ScopedMemoryKind>(*kind)};
+    return KindScope{std::make_unique<ScopedMemoryKind>(*kind, std::move(folder))};
   });
 
   py::class_<AlignedBytes>(m, "AlignedBytes", py::buffer_protocol(),
@@ -369,8 +405,7 @@ void bind_host_memory(py::module_& m) {
     return d;
   });
   m.def("_pinned_empty_cache", [] { Runtime::get().pinned().empty_cache(); }, py::call_guard<py::gil_scoped_release>());
-  m.def("_pinned_block_bytes",
-        [](std::size_t bytes) { return PinnedCache::block_bytes(bytes, Runtime::get().pinned().settings()); });
+  m.def("_pinned_block_bytes", [](std::size_t bytes) { return PinnedCache::block_bytes(bytes, Runtime::get().pinned().settings()); });
   m.def("_pinned_reset_peak", [] { Runtime::get().pinned().reset_peak(); });
   m.def("_pinned_reset_accumulated", [] { Runtime::get().pinned().reset_accumulated(); });
 }
@@ -535,7 +570,8 @@ void bind_device(py::module_& m) {
   m.def("_hold_stream", [](const c10::Stream& stream) {
     auto hold = std::make_unique<Hold>();
     std::shared_future<void> opened = hold->gate->get_future().share();
-    check_or_throw(glue::memory().driver().stream_enqueue(stream.device_index(), glue::to_handle(stream), "hold", [opened] { opened.wait(); }));
+    check_or_throw(
+        glue::memory().driver().stream_enqueue(stream.device_index(), glue::to_handle(stream), "hold", [opened] { opened.wait(); }));
     return hold;
   });
   m.def("_throw_on_stream", [](const c10::Stream& stream, const std::string& message) {

@@ -19,7 +19,7 @@ void copy_stat(const caching::Stat& from, c10::CachingAllocator::Stat* to) {
 
 void report_to_profiler(void* ptr, std::int64_t change_bytes, c10::DeviceIndex device) {
   if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
-  const caching::DeviceStats stats = memory().caching(device).stats();
+  const caching::DeviceStats stats = memory().stats(device);
   c10::reportMemoryUsageToProfiler(ptr, change_bytes, static_cast<std::size_t>(memory().tracker(device).stats().current_bytes),
                                    static_cast<std::size_t>(stats.reserved_bytes[caching::kAll].current), c10::Device(kDeviceType, device));
 }
@@ -40,7 +40,7 @@ class MyBackendAllocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t pool) override {
     if (!initialized()) return;
     for (int device = 0; device < memory().device_count(); ++device) {
-      memory().caching(device).empty_cache({pool.first, pool.second});
+      memory().for_each_caching(device, [&](auto& c) { c.empty_cache({pool.first, pool.second}); });
     }
   }
 
@@ -52,7 +52,7 @@ class MyBackendAllocator final : public c10::DeviceAllocator {
 
   cda::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     check_device_index(device);
-    const caching::DeviceStats from = memory().caching(device).stats();
+    const caching::DeviceStats from = memory().stats(device);
     cda::DeviceStats to;
 #define X(name) \
   for (int i = 0; i < caching::kStatPoolCount; ++i) copy_stat(from.name[i], &to.name[i]);
@@ -70,13 +70,13 @@ class MyBackendAllocator final : public c10::DeviceAllocator {
 
   void resetAccumulatedStats(c10::DeviceIndex device) override {
     check_device_index(device);
-    memory().caching(device).reset_accumulated_stats();
+    memory().for_each_caching(device, [](auto& c) { c.reset_accumulated_stats(); });
     memory().tracker(device).reset_totals();
   }
 
   void resetPeakStats(c10::DeviceIndex device) override {
     check_device_index(device);
-    memory().caching(device).reset_peak_stats();
+    memory().for_each_caching(device, [](auto& c) { c.reset_peak_stats(); });
     memory().tracker(device).reset_peak();
   }
 

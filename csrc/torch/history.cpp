@@ -2,6 +2,7 @@
 
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <unordered_map>
 
@@ -140,11 +141,11 @@ void start_history(std::size_t max_entries, const std::string& when, bool all_st
     }
     if (!known) throw py::value_error("skip_actions: unknown action '" + name + "'");
   }
-  for (int device = 0; device < memory().device_count(); ++device) memory().caching(device).start_history(options, clear_old);
+  memory().start_history(options, clear_old);
 }
 
 void stop_history() {
-  for (int device = 0; device < memory().device_count(); ++device) memory().caching(device).stop_history();
+  memory().stop_history();
 }
 
 py::dict snapshot(bool with_traces) {
@@ -154,8 +155,13 @@ py::dict snapshot(bool with_traces) {
   {
     py::gil_scoped_release release;  // the allocator may be waiting for the interpreter elsewhere
     for (int device = 0; device < device_count; ++device) {
-      for (caching::SegmentInfo& segment : memory().caching(device).snapshot(with_traces)) segments.push_back(std::move(segment));
-      if (with_traces) traces[static_cast<std::size_t>(device)] = memory().caching(device).history();
+      auto& trace = traces[static_cast<std::size_t>(device)];
+      memory().for_each_caching(device, [&](caching::CachingAllocator& allocator) {
+        for (caching::SegmentInfo& segment : allocator.snapshot(with_traces)) segments.push_back(std::move(segment));
+        if (!with_traces) return;
+        for (caching::TraceEntry& entry : allocator.history()) trace.push_back(std::move(entry));
+      });
+      std::stable_sort(trace.begin(), trace.end(), [](const auto& a, const auto& b) { return a.time_us < b.time_us; });
     }
   }
   Frames frames;

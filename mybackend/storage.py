@@ -7,6 +7,8 @@ map_location="mybackend")`, `torch.from_file(..., device="mybackend")`, `torch.m
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import json
 import math
@@ -18,7 +20,7 @@ import threading
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing import reductions
@@ -190,45 +192,102 @@ def _deserialize(storage: torch.UntypedStorage, location: str) -> torch.UntypedS
 
 # --- Other processes ------------------------------------------------------------------------------
 
-_rebuilt: dict[int, reductions.StorageWeakRef] = {}  # CPU storage -> device storage over it
-_rebuilt_lock = threading.Lock()
+
+class _Shared(NamedTuple):
+    """What is known of a CPU storage in shared memory."""
+
+    cpu: reductions.StorageWeakRef
+    device: reductions.StorageWeakRef  # the device storage over it
+    strategy: str
+    name: str  # in /dev/shm, for the strategy file_system
 
 
-def _rebuild(cpu: torch.UntypedStorage, device: int) -> torch.UntypedStorage:
+_shared: dict[int, _Shared] = {}  # by the CPU storage's address
+_shared_lock = threading.RLock()
+
+
+def _note_shared(cpu: torch.UntypedStorage, storage: torch.UntypedStorage, strategy: str, name: str) -> None:
+    for key in [key for key, known in _shared.items() if known.cpu.expired()]:
+        del _shared[key]
+    weak = reductions.StorageWeakRef
+    _shared[cpu._cdata] = _Shared(weak(cpu), weak(storage), strategy, name)
+    _note_name(name)
+
+
+def _rebuild(cpu: torch.UntypedStorage, device: int, strategy: str, name: str) -> torch.UntypedStorage:
     if cpu.nbytes() == 0:
         return torch.UntypedStorage(0, device=torch.device(_NAME, device))
-    with _rebuilt_lock:
+    with _shared_lock:
         # Several views of one storage arrive one after the other, over one CPU storage.
-        known = _rebuilt.get(cpu._cdata)
-        if known is not None and not known.expired():
-            storage = torch.UntypedStorage._new_with_weak_ptr(known.cdata)
+        known = _shared.get(cpu._cdata)
+        if known is not None and not known.cpu.expired() and not known.device.expired():
+            storage = torch.UntypedStorage._new_with_weak_ptr(known.device.cdata)
             if storage is not None:
                 return storage
         storage = _C._storage_over(cpu, device)
-        for key in [key for key, ref in _rebuilt.items() if ref.expired()]:
-            del _rebuilt[key]
-        _rebuilt[cpu._cdata] = reductions.StorageWeakRef(storage)
+        _note_shared(cpu, storage, strategy, name)
         return storage
 
 
-def _share(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Moves a device storage into shared memory, once; returns the CPU storage below it."""
-    with _rebuilt_lock:
+def _share(storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, str, str]:
+    """Moves a device storage into shared memory, once. Returns the CPU storage below it, the
+    sharing strategy, and its name."""
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    with _shared_lock:
         cpu = _C._storage_backing(storage)
-        if cpu is not None and cpu.is_shared() and cpu.filename is None:
-            return cpu
+        known = None if cpu is None else _shared.get(cpu._cdata)
+        if cpu is not None and known is not None and not known.cpu.expired() and known.strategy == strategy:
+            return cpu, strategy, known.name
+        # PyTorch would move a CPU storage of the other strategy from under the device's.
         cpu = torch.UntypedStorage._new_shared(storage.nbytes())
         _C._storage_move(storage, cpu)
-        _rebuilt[cpu._cdata] = reductions.StorageWeakRef(storage)
-        return cpu
+        name = os.fsdecode(cpu._share_filename_cpu_()[1]) if strategy == "file_system" else ""
+        _note_shared(cpu, storage, strategy, name)
+        return cpu, strategy, name
+
+
+# Names in /dev/shm that were seen here. torch's manager process removes a name with its last user, but
+# not when a user was killed: at exit, those go that this process made, or whose maker is gone.
+_names: set[str] = set()
+
+
+def _note_name(name: str) -> None:
+    if name and not _names:
+        atexit.register(_remove_names)
+    if name:
+        _names.add(name)
+
+
+def _remove_names() -> None:
+    for name in _names:
+        match = re.fullmatch(r"/?(torch_(\d+)_\w+)", name)
+        if match is None:
+            continue
+        if int(match[2]) != os.getpid():
+            try:
+                os.kill(int(match[2]), 0)
+                continue  # alive: it may send the storage again
+            except ProcessLookupError:
+                pass
+            except OSError:
+                continue
+        with contextlib.suppress(OSError):
+            os.unlink(f"/dev/shm/{match[1]}")
+    _names.clear()
+
+
+def _after_fork() -> None:
+    """In the child: what the parent made and knows is the parent's."""
+    _names.clear()
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple:
     if storage.device.type != _NAME:
         return reductions.reduce_storage(storage)
     if storage.nbytes() == 0:
-        return (_rebuild, (torch.UntypedStorage(0), storage.device.index))
-    return (_rebuild, (_share(storage), storage.device.index))
+        return (_rebuild, (torch.UntypedStorage(0), storage.device.index, "", ""))
+    cpu, strategy, name = _share(storage)
+    return (_rebuild, (cpu, storage.device.index, strategy, name))
 
 
 def _patch_sharing() -> None:
@@ -272,5 +331,6 @@ def _register() -> None:
     _note_mappings()
     # Asked before PyTorch's own deserializers, and only about mapped storages.
     torch.serialization.register_package(5, lambda storage: None, _deserialize)
+    os.register_at_fork(after_in_child=_after_fork)
     ForkingPickler.register(torch.UntypedStorage, _reduce_storage)
     _patch_sharing()

@@ -116,6 +116,8 @@ def test_bad_files(tmp_path: Path, kind: str, load: str) -> None:
         "safetensors": lambda: storage.load_safetensors(path),
         "checkpoint": lambda: torch.load(str(path), mmap=True, map_location="mybackend"),
     }
+    if load == "torch" and kind == "offset":
+        pytest.skip("torch.from_file has no offset")
     if load == "checkpoint" and kind in ("fifo", "folder", "empty"):
         pytest.skip("torch.load opens it before the device is asked")
     with pytest.raises((ValueError, OSError, RuntimeError, EOFError)) as error:
@@ -271,7 +273,7 @@ def test_load_safetensors(tmp_path: Path) -> None:
 def test_bad_safetensors(tmp_path: Path, header: object) -> None:
     path = tmp_path / "bad.safetensors"
     write_safetensors(path, header, b"\0" * 8)
-    with pytest.raises(ValueError, match="bad.safetensors"):
+    with pytest.raises(ValueError, match=r"bad\.safetensors"):
         storage.load_safetensors(path)
 
 
@@ -318,7 +320,7 @@ def test_kind_mmap(tmp_path: Path, in_files: bool) -> None:
 
 
 def test_history_sees_mapped_memory(tmp_path: Path) -> None:
-    memory._record_memory_history(clear_history=True)
+    memory._record_memory_history(clear_history=True, context=None)  # symbols would open libraries
     try:
         with memory.use("mmap", dir=tmp_path):
             x = torch.empty(3 * MIB, dtype=torch.uint8, device="mybackend")

@@ -42,8 +42,12 @@ PUBLIC_HEADERS = (
     "capi/mybackend.h",
 )
 
-OPTIMIZE = ["-O0"] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-O3"]
-LINK_TIME = [] if os.environ.get("MYBACKEND_DEBUG") == "1" else ["-flto=auto"]
+SANITIZE = os.environ.get("MYBACKEND_SANITIZE", "")  # a name that -fsanitize= takes; see scripts/sanitize_storage.sh
+IS_DEBUG = os.environ.get("MYBACKEND_DEBUG") == "1"
+OPTIMIZE = (
+    ["-O0"] if IS_DEBUG else ["-O1", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"] if SANITIZE else ["-O3"]
+)
+LINK_TIME = [f"-fsanitize={SANITIZE}"] if SANITIZE else [] if IS_DEBUG else ["-flto=auto"]
 COMMON_FLAGS = [
     "-std=c++20",
     "-g1",
@@ -71,7 +75,11 @@ class Build(BuildExtension):
     def finalize_options(self) -> None:
         super().finalize_options()
         # A fixed place: editable installs would otherwise use a new temporary folder each time.
-        self.build_temp = str(ROOT / "build" / f"temp-{torch_tag()}-py{sys.version_info.major}{sys.version_info.minor}")
+        self.build_temp = str(
+            ROOT
+            / "build"
+            / f"temp{SANITIZE and '-' + SANITIZE}-{torch_tag()}-py{sys.version_info.major}{sys.version_info.minor}"
+        )
 
     def get_ext_filename(self, name: str) -> str:
         # Called with the full name and with its last part.

@@ -253,12 +253,66 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """A marker in a stream. `enable_timing` lets two events be compared by `elapsed_time`."""
+    """A marker in a stream. `enable_timing` lets two events be compared by `elapsed_time`.
+
+    With `interprocess`, another process can open it by its `ipc_handle()` and query it or wait for
+    it, while this one lives. There, use `event.wait(stream)`: `stream.wait_event(event)` knows only
+    events of its own process."""
+
+    _ipc: _C._IpcEvent | None
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
-        if interprocess:
-            raise NotImplementedError("mybackend: events between processes are not supported yet")
-        return super().__new__(cls, device="mybackend", enable_timing=enable_timing, blocking=blocking)
+        if interprocess and enable_timing:
+            raise ValueError("an event between processes cannot have enable_timing")
+        event = super().__new__(cls, device="mybackend", enable_timing=enable_timing, blocking=blocking)
+        event._ipc = _C._IpcEvent.create() if interprocess else None
+        return event
+
+    @classmethod
+    def from_ipc_handle(cls, device: Device, handle: bytes) -> Event:
+        """The event that another process made, for streams of `device`. Raises ValueError when it is
+        no handle, or the maker is gone."""
+        _index(device)
+        try:
+            text = bytes(handle).decode("ascii")
+        except UnicodeDecodeError as error:
+            raise ValueError("not the handle of an event between processes") from error
+        event = cls()
+        event._ipc = _C._IpcEvent.open(text)
+        return event
+
+    def ipc_handle(self) -> bytes:
+        """What `from_ipc_handle` needs, to be sent to another process. Raises RuntimeError for an
+        event made without `interprocess=True`."""
+        if self._ipc is None:
+            raise RuntimeError("ipc_handle: the event was not made with interprocess=True")
+        return self._ipc.handle.encode("ascii")
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        """Marks the end of what the stream (default: the current one) has queued."""
+        stream = current_stream() if stream is None else stream
+        super().record(stream)
+        if self._ipc is not None:
+            self._ipc.record(stream)
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """Later work of the stream (default: the current one) starts when the event is complete."""
+        stream = current_stream() if stream is None else stream
+        if self._ipc is not None:
+            self._ipc.wait(stream)
+        else:
+            super().wait(stream)
+
+    def query(self) -> bool:
+        """Whether what was recorded is done."""
+        return self._ipc.query() if self._ipc is not None else super().query()
+
+    def synchronize(self) -> None:
+        """Returns when what was recorded is done."""
+        if self._ipc is not None:
+            self._ipc.synchronize()
+        else:
+            super().synchronize()
 
     def elapsed_time(self, other: torch.Event) -> float:
         """Milliseconds from this event to `other`; both must be recorded and complete."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -48,8 +53,6 @@ def test_events() -> None:
     event = s.record_event()
     event.wait(torch.mybackend.current_stream())
     s.synchronize()
-    with pytest.raises(NotImplementedError, match="between processes"):
-        torch.mybackend.Event(interprocess=True)
 
 
 def test_backward_runs_on_the_streams_of_the_forward() -> None:
@@ -60,3 +63,71 @@ def test_backward_runs_on_the_streams_of_the_forward() -> None:
     y.backward()
     torch.mybackend.synchronize()
     assert x.grad.tolist() == [2, 2, 2]
+
+
+IPC = """
+import sys, torch, torch.multiprocessing as mp
+from mybackend import _C
+
+def child(inbox, outbox):
+    handle, x = inbox.get()
+    event = torch.mybackend.Event.from_ipc_handle(0, handle)
+    outbox.put(event.query())
+    stream = torch.mybackend.Stream()
+    event.wait(stream)
+    with torch.mybackend.stream(stream):
+        y = torch.empty(1000, pin_memory=True)
+        y.copy_(x, non_blocking=True)        # after the other process' copy
+    outbox.put(stream.query())
+    event.synchronize()
+    stream.synchronize()
+    outbox.put((event.query(), y.sum().item()))
+
+if __name__ == "__main__":
+    context = mp.get_context(sys.argv[1])
+    inbox, outbox = context.Queue(), context.Queue()
+    x = torch.zeros(1000, device="mybackend").share_memory_()
+    stream, event = torch.mybackend.Stream(), torch.mybackend.Event(interprocess=True)
+    hold = _C._hold_stream(stream)
+    source = torch.ones(1000).pin_memory()
+    with torch.mybackend.stream(stream):
+        x.copy_(source, non_blocking=True)
+        event.record()
+    assert not event.query()
+    process = context.Process(target=child, args=(inbox, outbox)); process.start()
+    inbox.put((event.ipc_handle(), x))
+    assert outbox.get(timeout=120) is False   # not complete
+    assert outbox.get(timeout=120) is False   # its stream waits
+    hold.release()
+    assert outbox.get(timeout=120) == (True, 1000.0)
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_events_between_processes(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "ipc.py"
+    script.write_text(IPC)
+    subprocess.run([sys.executable, str(script), method], check=True, timeout=300)
+
+
+def test_handles_of_events() -> None:
+    event = torch.mybackend.Event(interprocess=True)
+    assert event.query()  # never recorded
+    event.record()
+    event.synchronize()
+    same = torch.mybackend.Event.from_ipc_handle("mybackend", event.ipc_handle())
+    assert same.query()
+    with pytest.raises(RuntimeError, match="interprocess=True"):
+        torch.mybackend.Event().ipc_handle()
+    with pytest.raises(ValueError, match="enable_timing"):
+        torch.mybackend.Event(interprocess=True, enable_timing=True)
+    for wrong in (b"", b"nonsense", b"\xff\xfe", b"mybackend_event:1:2x", b"mybackend_event:999999999:3"):
+        with pytest.raises(ValueError, match=r"handle|gone"):
+            torch.mybackend.Event.from_ipc_handle(0, wrong)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(100):
+        torch.mybackend.Event(interprocess=True).record()
+    torch.mybackend.synchronize()
+    assert len(os.listdir("/proc/self/fd")) == descriptors

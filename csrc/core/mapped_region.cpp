@@ -65,14 +65,20 @@ Status MappedRegion::map_file(const std::string& path, MapAccess access, std::si
   }
   // Looked at before it is opened: opening a FIFO would wait for its other end.
   struct stat info{};
-  const bool exists = ::stat(path.c_str(), &info) == 0;
+  bool exists = ::stat(path.c_str(), &info) == 0;
   if (!exists && (errno != ENOENT || access != MapAccess::kShared)) return system_error("cannot open " + name, errno);
   if (exists && !S_ISREG(info.st_mode)) return {StatusCode::kInvalidArgument, name + " is not a regular file"};
   int flags = O_CLOEXEC | (access == MapAccess::kShared ? O_RDWR : O_RDONLY);
   if (!exists) flags |= O_CREAT | O_EXCL;
-  const Descriptor file(::open(path.c_str(), flags, 0600));
+  int descriptor = ::open(path.c_str(), flags, 0600);
+  if (descriptor < 0 && errno == EEXIST) {  // somebody made it in between
+    exists = true;
+    descriptor = ::open(path.c_str(), O_CLOEXEC | O_RDWR | O_NONBLOCK);
+  }
+  const Descriptor file(descriptor);
   if (file.fd < 0) return system_error("cannot open " + name, errno);
   if (::fstat(file.fd, &info) != 0) return system_error("cannot look at " + name, errno);
+  if (!S_ISREG(info.st_mode)) return {StatusCode::kInvalidArgument, name + " is not a regular file"};
   const auto old_bytes = static_cast<std::size_t>(info.st_size);
   const bool grows = old_bytes < offset + bytes;
   if (grows && access != MapAccess::kShared) {

@@ -13,6 +13,7 @@
 #include "core/aligned_bytes.h"
 #include "core/cpu_allocator.h"
 #include "core/cpu_pool.h"
+#include "core/ipc_event.h"
 #include "driver/sim/sim_driver.h"
 #include "replay/replay.h"
 #include "torch/borrow.h"
@@ -261,6 +262,31 @@ void bind_memory(py::module_& m) {
     glue::memory().for_each_caching(device, [&](auto& c) { wrong += c.check_invariants(); });
     return wrong;
   });
+  // Events between processes.
+  py::class_<IpcEvent, std::shared_ptr<IpcEvent>>(m, "_IpcEvent")
+      .def_static("create",
+                  [] {
+                    std::shared_ptr<IpcEvent> event;
+                    check_or_throw(IpcEvent::create(&event));
+                    return event;
+                  })
+      .def_static("open",
+                  [](const std::string& handle) {
+                    std::shared_ptr<IpcEvent> event;
+                    check_or_throw(IpcEvent::open(handle, &event));
+                    return event;
+                  })
+      .def_property_readonly("handle", &IpcEvent::handle)
+      .def("query", &IpcEvent::query)
+      .def("synchronize", &IpcEvent::synchronize, py::call_guard<py::gil_scoped_release>())
+      .def("record",
+           [](const std::shared_ptr<IpcEvent>& self, const c10::Stream& stream) {
+             check_or_throw(IpcEvent::record(self, &glue::memory().driver(), stream.device_index(), glue::to_handle(stream)));
+           })
+      .def("wait", [](const std::shared_ptr<IpcEvent>& self, const c10::Stream& stream) {
+        check_or_throw(IpcEvent::wait(self, &glue::memory().driver(), stream.device_index(), glue::to_handle(stream)));
+      });
+
   // Storages over other storages' bytes, and over mappings (mybackend/storage.py).
   m.def("_storage_over", [](const py::object& cpu_storage, int device) {
     return py::reinterpret_steal<py::object>(

@@ -3,6 +3,8 @@
 //
 // usage: stress_core OPERATIONS [SEED] [--threads-only]
 // On a failure it prints the configuration and the last operations; the seed replays it.
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -163,6 +165,55 @@ void host_memory(long operations) {
   if (cpu_allocator::large_cache().stats().cached_bytes != 0) die("host memory: blocks stayed cached", {});
 }
 
+// Mapped memory from many threads: a caching allocator over files, and regions of one file.
+void mapped_memory(long operations) {
+  char folder[] = "/tmp/mybackend-stress-XXXXXX";
+  if (mkdtemp(folder) == nullptr) die("mapped memory: no folder", {});
+  const std::string path = std::string(folder) + "/file";
+  Config config;
+  {
+    DeviceMemory memory(make_sim(64 * kMiB), &config);
+    std::vector<std::thread> threads;
+    for (int index = 0; index < 4; ++index) {
+      threads.emplace_back([&, index] {
+        std::mt19937_64 random(static_cast<unsigned>(index));
+        const ScopedMemoryKind kind(MemoryKind::kMmap, index % 2 == 0 ? folder : "");
+        std::vector<void*> live;
+        for (long i = 0; i < operations / 40; ++i) {
+          AllocationFailure failure;
+          if (void* ptr = memory.allocate(0, 1 + random() % (3 * kMiB), kDefaultStream, &failure)) {
+            *static_cast<char*>(ptr) = 1;
+            live.push_back(ptr);
+          }
+          if (live.size() > 8) {
+            if (!memory.free(live.front())) die("mapped memory: a block is not known", {});
+            live.erase(live.begin());
+          }
+          const std::size_t offset = random() % 100'000, bytes = 1 + random() % 50'000;
+          std::unique_ptr<MappedRegion> region;
+          if (Status status = MappedRegion::map_file(path, MapAccess::kShared, offset, bytes, &region);
+              !status.ok()) {
+            die("mapped memory: " + status.message(), {});
+          }
+          if (region != nullptr) {
+            static_cast<volatile char*>(region->data())[index % static_cast<int>(bytes)] = 1;
+            if (i % 100 == 0 && (!region->sync().ok() || region->resident_bytes() == 0)) die("mapped memory: sync", {});
+          }
+          if (i % 64 == 0) memory.for_each_caching(0, [](caching::CachingAllocator& allocator) { allocator.empty_cache(); });
+        }
+        for (void* ptr : live) memory.free(ptr);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (memory.tracker(0).stats().current_bytes != 0) die("mapped memory: bytes are lost", {});
+    memory.for_each_caching(0, [](caching::CachingAllocator& allocator) {
+      if (std::string wrong = allocator.check_invariants(); !wrong.empty()) die("mapped memory: " + wrong, {});
+    });
+  }
+  std::remove(path.c_str());
+  if (rmdir(folder) != 0) die("mapped memory: files were left behind", {});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -179,5 +230,6 @@ int main(int argc, char** argv) {
   threads_on_one_device(operations);
   streams();
   host_memory(operations);
+  mapped_memory(operations);
   std::puts("ok");
 }

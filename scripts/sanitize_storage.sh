@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Builds the extension with AddressSanitizer and runs the storage tests with it: mapped files,
+# sharing between processes (both strategies), lifetimes. Needs some minutes. Further arguments
+# go to pytest.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+prepare test
+SITE="$ROOT/build/address-site"
+say "building with AddressSanitizer"
+rm -rf "$SITE" build/lib.*
+MYBACKEND_SANITIZE=address PATH="$VENV/bin:$PATH" "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps --target "$SITE" .
+# Away from the sources, so that the instrumented package is the one that is imported.
+rm -rf "$SITE/tests"
+cp -r tests "$SITE/tests"
+cd "$SITE/tests"
+export PYTHONPATH="$SITE" LD_PRELOAD="$("${CXX:-c++}" -print-file-name=libasan.so)"
+# Python and torch free little at exit; what we lose, the tests count themselves.
+export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1"
+"$PYTHON" -c 'import mybackend; print("testing", mybackend.__file__)'
+exec "$VENV/bin/pytest" -q -p no:cacheprovider test_mapped.py test_sharing.py test_storage.py test_pinned.py test_plan.py "$@"

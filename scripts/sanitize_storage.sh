@@ -13,7 +13,8 @@ MYBACKEND_SANITIZE=address PATH="$VENV/bin:$PATH" "$PYTHON" -m pip install --qui
 rm -rf "$SITE/tests"
 cp -r tests "$SITE/tests"
 cd "$SITE/tests"
-export PYTHONPATH="$SITE" LD_PRELOAD="$("${CXX:-c++}" -print-file-name=libasan.so)"
+export PYTHONPATH="$SITE" LD_PRELOAD="$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libstdc++.so)"
+# (libstdc++ too: AddressSanitizer looks for its exceptions before Python has loaded it.)
 # Python and torch free little at exit; what we lose, the tests count themselves.
 export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1"
 "$PYTHON" -c 'import mybackend; print("testing", mybackend.__file__)'

@@ -29,6 +29,12 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     mybackend.memory.check_invariants()
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collections around each test need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):  # type: ignore[no-untyped-def]
     outcome = yield

@@ -1,0 +1,1 @@
+"""PyTorch's own test machinery, applied to the device."""

@@ -1,0 +1,166 @@
+"""Every operator of PyTorch's op_db beside the CPU: results, gradients, out=, in-place, errors."""
+
+from __future__ import annotations
+
+import itertools
+import unittest
+from typing import Any
+
+import torch
+from torch.testing._internal.common_device_type import OpDTypes, instantiate_device_type_tests, ops
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import TestCase
+
+from .harness import SAMPLES, assert_same, case_name, exclusions, outcome, tensors, to_device
+
+UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+
+
+def samples_of(op: Any, dtype: torch.dtype, requires_grad: bool = False) -> list[Any]:
+    """Inputs on the CPU; the test makes their copies on the device."""
+    torch.manual_seed(0)
+    return list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=requires_grad), SAMPLES))
+
+
+def run(op: Any, sample: Any, value: Any) -> Any:
+    input_, args, kwargs = value
+    torch.manual_seed(1)
+    return sample.output_process_fn_grad(op(input_, *args, **kwargs))
+
+
+def is_undefined(op: Any) -> bool:
+    return op.name.rpartition(".")[2] in UNDEFINED
+
+
+def gradients(op: Any, sample: Any, value: Any) -> tuple[Any, ...]:
+    outputs = [t for t in tensors(run(op, sample, value)) if t.requires_grad]
+    inputs = [t for t in tensors(value) if t.requires_grad]
+    if not outputs or not inputs:
+        return ()
+    return torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
+
+
+def filled(tensor: torch.Tensor) -> torch.Tensor:
+    """Of the right size; with a value, since some out= variants leave parts as they are."""
+    return torch.full_like(tensor, 7)
+
+
+def wider(tensor: torch.Tensor) -> torch.Tensor:
+    """A dtype that the result can (or, for float to integer, cannot) be cast to."""
+    return torch.full_like(tensor, 7, dtype=torch.float64 if not tensor.dtype.is_floating_point else torch.int64)
+
+
+def with_out(op: Any, value: Any, expected: Any, make: Any, device: str) -> Any:
+    """The out tensors after the call; or the exception."""
+    out = [make(t).to(device) for t in tensors(expected)]
+    pointers = [t.data_ptr() for t in out]
+    given = out[0] if isinstance(expected, torch.Tensor) else tuple(out)
+    torch.manual_seed(1)
+    result, error = outcome(lambda: op(value[0], *value[1], **value[2], out=given))
+    if error is not None:
+        return error
+    for t, pointer, wanted in zip(out, pointers, tensors(expected), strict=True):
+        assert t.device.type == torch.device(device).type and t.shape == wanted.shape
+        if make is filled:
+            assert t.data_ptr() == pointer, "an out= of the right size was moved"
+    for mine, given_one in zip(tensors(result), out, strict=False):  # some return nothing
+        assert mine.data_ptr() == given_one.data_ptr()
+    return out
+
+
+class TestOps(TestCase):
+    @ops(op_db, dtypes=OpDTypes.any_one)
+    def test_forward(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        with exclusions("forward", case_name(op)):
+            for sample in samples_of(op, dtype):
+                value = (sample.input, sample.args, sample.kwargs)
+                expected, error = outcome(lambda s=sample, v=value: run(op, s, v))
+                if error is not None:  # what the CPU cannot do need not be done
+                    continue
+                result = run(op, sample, to_device(value, device))
+                if not is_undefined(op):
+                    assert_same(result, expected)
+
+    @ops(op_db, dtypes=OpDTypes.any_one)
+    def test_backward(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        if not op.supports_autograd or not (dtype.is_floating_point or dtype.is_complex):
+            raise unittest.SkipTest("no autograd")
+        with exclusions("backward", case_name(op)):
+            for sample in samples_of(op, dtype, requires_grad=True):
+                value = (sample.input, sample.args, sample.kwargs)
+                ours = to_device(value, device)
+                expected, error = outcome(lambda s=sample, v=value: gradients(op, s, v))
+                if error is not None:
+                    continue
+                for mine, theirs in zip(gradients(op, sample, ours), expected, strict=True):
+                    assert (mine is None) == (theirs is None)
+                    if mine is not None and not is_undefined(op):
+                        assert_same(mine, theirs)
+
+    @ops([op for op in op_db if op.supports_out], dtypes=OpDTypes.any_one)
+    def test_out(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        if op.name in ("fft.ihfft2", "fft.ihfftn"):
+            raise unittest.SkipTest("on one dimension, its out= variant leaves parts of the result undefined")
+        with exclusions("out", case_name(op)):
+            for sample in samples_of(op, dtype)[:5]:
+                value = (sample.input, sample.args, sample.kwargs)
+                expected, error = outcome(lambda v=value: op(v[0], *v[1], **v[2]))
+                if error is not None or not tensors(expected) or is_undefined(op):
+                    continue
+                ours = to_device(value, device)
+                for make in (filled, lambda t: torch.empty(0, dtype=t.dtype), wider):
+                    theirs = with_out(op, value, expected, make, "cpu")
+                    if isinstance(theirs, Exception):
+                        with self.assertRaises(type(theirs)):
+                            result = with_out(op, ours, expected, make, device)
+                            if isinstance(result, Exception):
+                                raise result
+                    else:
+                        result = with_out(op, ours, expected, make, device)
+                        if isinstance(result, Exception):
+                            raise result
+                        assert_same(result, theirs)
+                # An out tensor on another device is refused.
+                wrong = with_out(op, ours, expected, filled, "cpu")
+                assert isinstance(wrong, Exception), "an out= on the CPU was accepted"
+
+    @ops([op for op in op_db if op.inplace_variant is not None], dtypes=OpDTypes.any_one)
+    def test_inplace(self, device: str, dtype: torch.dtype, op: Any) -> None:
+        function = op.inplace_variant
+        with exclusions("inplace", case_name(op)):
+            for sample in samples_of(op, dtype)[:8]:
+                if sample.broadcasts_input or not isinstance(sample.input, torch.Tensor):
+                    continue
+                theirs = to_device((sample.input, sample.args, sample.kwargs), "cpu")
+                theirs = (theirs[0].clone(), *theirs[1:])
+                ours = to_device(theirs, device)
+                torch.manual_seed(1)
+                expected, error = outcome(lambda v=theirs: function(v[0], *v[1], **v[2]))
+                torch.manual_seed(1)
+                if error is not None:
+                    with self.assertRaises(type(error)):
+                        function(ours[0], *ours[1], **ours[2])
+                    continue
+                result = function(ours[0], *ours[1], **ours[2])
+                assert result is ours[0] or result.data_ptr() == ours[0].data_ptr()
+                assert_same(result, expected)
+
+    @ops([op for op in op_db if op.error_inputs_func is not None], dtypes=OpDTypes.none)
+    def test_errors(self, device: str, op: Any) -> None:
+        def call(sample: Any) -> Any:
+            return op(sample.input, *sample.args, **sample.kwargs)
+
+        with exclusions("errors", case_name(op)):
+            torch.manual_seed(0)
+            on_cpu = list(op.error_inputs("cpu"))
+            torch.manual_seed(0)
+            for mine, theirs in zip(op.error_inputs(device), on_cpu, strict=False):
+                _, expected = outcome(lambda e=theirs: call(e.sample_input))
+                if expected is None:
+                    continue
+                _, error = outcome(lambda e=mine: call(e.sample_input))
+                assert error is not None, f"no error; the CPU says: {expected}"
+                assert isinstance(error, mine.error_type), f"{error!r}; the CPU raises {expected!r}"
+
+
+instantiate_device_type_tests(TestOps, globals(), only_for="privateuse1", allow_mps=False)

@@ -13,9 +13,13 @@ MYBACKEND_SANITIZE=address PATH="$VENV/bin:$PATH" "$PYTHON" -m pip install --qui
 rm -rf "$SITE/tests"
 cp -r tests "$SITE/tests"
 cd "$SITE/tests"
+export OMP_NUM_THREADS=1  # OpenMP does not survive a fork
 export PYTHONPATH="$SITE" LD_PRELOAD="$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libstdc++.so)"
 # (libstdc++ too: AddressSanitizer looks for its exceptions before Python has loaded it.)
 # Python and torch free little at exit; what we lose, the tests count themselves.
 export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1"
 "$PYTHON" -c 'import mybackend; print("testing", mybackend.__file__)'
-exec "$VENV/bin/pytest" -q -p no:cacheprovider test_mapped.py test_sharing.py test_storage.py test_pinned.py test_plan.py "$@"
+# Two tests cannot run so: AddressSanitizer makes mlock do nothing, and its own memory exceeds the
+# limit on private memory.
+exec "$VENV/bin/pytest" -n 2 --deselect test_pinned.py::test_not_being_locked_is_reported \
+  --deselect test_mapped.py::test_a_training_run_in_files_below_the_memory_limit -q -p no:cacheprovider test_mapped.py test_sharing.py test_storage.py test_pinned.py test_plan.py "$@"

@@ -395,6 +395,7 @@ def test_a_forked_child_does_not_reuse_the_parents_blocks(run_python, tmp_path: 
         f"""
         import os, torch, mybackend
         from mybackend import memory
+        torch.set_num_threads(1)  # OpenMP does not survive a fork
         with memory.use("mmap", dir={str(tmp_path)!r}):
             x = torch.ones(100_000, device="mybackend")
             free = torch.ones(100_000, device="mybackend"); pointer = free.data_ptr(); del free

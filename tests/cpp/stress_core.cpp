@@ -191,8 +191,7 @@ void mapped_memory(long operations) {
           }
           const std::size_t offset = random() % 100'000, bytes = 1 + random() % 50'000;
           std::unique_ptr<MappedRegion> region;
-          if (Status status = MappedRegion::map_file(path, MapAccess::kShared, offset, bytes, &region);
-              !status.ok()) {
+          if (Status status = MappedRegion::map_file(path, MapAccess::kShared, offset, bytes, &region); !status.ok()) {
             die("mapped memory: " + status.message(), {});
           }
           if (region != nullptr) {

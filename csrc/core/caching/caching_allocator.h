@@ -160,7 +160,7 @@ class CachingAllocator {
 
   // expandable.cpp
   Block* find_expandable_space(const Request& r);
-  Block* map_block(Block* block, std::size_t bytes, const Context& context);
+  Block* map_block(Block* block, std::size_t bytes, Request& r);
   Block* grow_expandable(Request& r);
   Block* unmap_block(Block* block, const Context& context);
   void drop_expandable_segment(Block* block);

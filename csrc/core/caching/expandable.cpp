@@ -37,10 +37,13 @@ Block* CachingAllocator::find_expandable_space(const Request& r) {
 }
 
 // Maps the first `bytes` of an unmapped block, rounded up to pages, and merges the result with
-// its mapped neighbours into one free block. Returns that, or nullptr when it cannot be mapped.
-Block* CachingAllocator::map_block(Block* block, std::size_t bytes, const Context& context) {
+// its mapped neighbours into one free block. Returns that, or nullptr when it cannot be mapped:
+// then r.driver_status says why.
+Block* CachingAllocator::map_block(Block* block, std::size_t bytes, Request& r) {
+  const Context& context = r.context;
   AddressSpan mapped;
-  if (!block->segment->expandable->map({block->address, bytes}, &mapped).ok()) return nullptr;
+  r.driver_status = block->segment->expandable->map({block->address, bytes}, &mapped);
+  if (!r.driver_status.ok()) return nullptr;
   BlockPool& pool = block->pool();
   pool.unmapped.erase(block);
   if (mapped.bytes < block->bytes) pool.unmapped.insert(split(block, mapped.bytes));
@@ -60,11 +63,11 @@ Block* CachingAllocator::map_block(Block* block, std::size_t bytes, const Contex
 Block* CachingAllocator::grow_expandable(Request& r) {
   Block* block = find_expandable_space(r);
   if (block == nullptr) return nullptr;
-  if (!block->mapped) block = map_block(block, std::min(block->bytes, r.bytes), r.context);
+  if (!block->mapped) block = map_block(block, std::min(block->bytes, r.bytes), r);
   // A failure keeps what was mapped so far: it is free and merged.
   while (block != nullptr && block->bytes < r.bytes) {
     if (block->next == nullptr) return nullptr;  // larger than the whole range, so than the device
-    block = map_block(block->next, std::min(r.bytes - block->bytes, block->next->bytes), r.context);
+    block = map_block(block->next, std::min(r.bytes - block->bytes, block->next->bytes), r);
   }
   if (block == nullptr) return nullptr;
   r.pool->free.erase(block);

@@ -352,20 +352,25 @@ def test_forks_with_copies_queued(run_python) -> None:
                     x = torch.empty(70000, pin_memory=True); x[0] = 1
                     y = x.to("mybackend", non_blocking=True); del x
                     z = y.to("cpu", non_blocking=True); del y, z
-        torch.ones(1, device="mybackend")
+        def check():
+            x = torch.arange(1000.).pin_memory()
+            y = x.to("mybackend", non_blocking=True)
+            torch.mybackend.synchronize()
+            ok = y.sum().item() == 499500
+            event = torch.mybackend.Event(); event.record(); event.synchronize()
+            del x
+            mybackend.memory.empty_host_cache()
+            return ok
+        # torch chooses its CPU kernels in function-local statics at their first call: a fork while another thread is
+        # in one leaves the child waiting for it for ever, with or without this device. So every kernel runs once here.
+        x = torch.empty(2); x[0] = 1
+        assert check()
         threads = [threading.Thread(target=churn) for _ in range(2)]
         [t.start() for t in threads]
         for _ in range(15):
             pid = os.fork()
             if pid == 0:
-                x = torch.arange(1000.).pin_memory()
-                y = x.to("mybackend", non_blocking=True)
-                torch.mybackend.synchronize()
-                ok = y.sum().item() == 499500
-                event = torch.mybackend.Event(); event.record(); event.synchronize()
-                del x
-                mybackend.memory.empty_host_cache()
-                os._exit(0 if ok else 1)
+                os._exit(0 if check() else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         stop = True
         [t.join() for t in threads]

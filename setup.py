@@ -33,13 +33,14 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, include_path
 CSRC = ROOT / "csrc"
 CORE_FOLDERS = ("base", "driver", "core", "replay", "capi")
 GLUE_FOLDERS = ("torch", "python")
-# Headers that C++ programs include: <mybackend/aligned_bytes.h> and <mybackend/mybackend.h>.
+# Headers that programs include as <mybackend/NAME.h>.
 PUBLIC_HEADERS = (
     "core/aligned_bytes.h",
     "core/tracker.h",
     "core/cpu_pool.h",
     "base/thread_local.h",
     "capi/mybackend.h",
+    "capi/cuda_allocator.h",
 )
 
 SANITIZE = os.environ.get("MYBACKEND_SANITIZE", "")  # a name that -fsanitize= takes; see scripts/sanitize_storage.sh

@@ -21,7 +21,7 @@ if torch.__version__ != _build.TORCH_VERSION:
         "installed; build it again against this torch: `pip install --force-reinstall --no-deps .`"
     )
 
-from mybackend import _C, config, cpu, memory, replay, storage
+from mybackend import _C, config, cpu, cuda, memory, replay, storage
 from mybackend._register import register
 from mybackend.cpu import allocate_aligned_bytes
 
@@ -45,6 +45,7 @@ __all__ = [
     "allocate_aligned_bytes",
     "config",
     "cpu",
+    "cuda",
     "include_path",
     "library_path",
     "memory",

@@ -18,15 +18,16 @@ ALLOWED = {
     "driver": {"base", "driver"},
     "driver/sim": {"base", "driver", "driver/sim"},
     "driver/model": {"base", "driver", "driver/model"},
+    "driver/cuda": {"base", "driver", "driver/cuda"},
     "core": {"base", "driver", "core", "core/caching"},
     "core/caching": {"base", "driver", "core", "core/caching"},
     "replay": {"base", "driver", "driver/model", "core", "core/caching", "replay"},
-    "capi": {"base", "driver", "driver/sim", "driver/model", "core", "core/caching", "replay", "capi"},
+    "capi": {"base", "driver", "driver/sim", "driver/model", "driver/cuda", "core", "core/caching", "replay", "capi"},
 }  # fmt: skip
 ALLOWED["torch"] = ALLOWED["capi"] | {"torch"}
 ALLOWED["python"] = ALLOWED["torch"] | {"python"}
 
-TORCH_FREE = {"base", "driver", "driver/sim", "driver/model", "core", "core/caching", "replay", "capi"}
+TORCH_FREE = {"base", "driver", "driver/sim", "driver/model", "driver/cuda", "core", "core/caching", "replay", "capi"}
 FOREIGN = re.compile(r"((ATen|c10|torch|caffe2|pybind11|hip)/|cuda|Python\.h)")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 

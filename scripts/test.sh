@@ -8,7 +8,7 @@ if [ $# -eq 0 ]; then
   say "format and lint"
   "$VENV/bin/ruff" check --quiet .
   "$VENV/bin/ruff" format --check --quiet .
-  find csrc tests/cpp -name '*.h' -o -name '*.cpp' | xargs "$VENV/bin/clang-format" --dry-run -Werror
+  find csrc tests/cpp tests/cuda_standin -name '*.h' -o -name '*.cpp' | xargs "$VENV/bin/clang-format" --dry-run -Werror
   "$PYTHON" scripts/check_layers.py
 fi
 

@@ -131,6 +131,28 @@ def test_a_broken_driver_is_an_error_at_once_and_no_out_of_memory() -> None:
     assert (x + x).sum().item() == 2 * (1 << 20)
 
 
+def test_a_mapping_that_could_not_be_taken_back_is_given_back_with_the_cache(run_python) -> None:
+    run_python(
+        """
+        import torch, mybackend
+        from mybackend import _C
+        mybackend.config.set("expandable_segments:True")
+        free, total = torch.mybackend.mem_get_info()
+        _C._set_fault("memory_map", 2, "failed", 1)
+        _C._set_fault("memory_unmap", 1, "failed", 1)
+        try:
+            torch.empty(70 << 20, dtype=torch.uint8, device="mybackend")
+            raise SystemExit("no error")
+        except RuntimeError as error:
+            assert "scripted fault" in str(error)
+        _C._clear_faults()
+        assert torch.mybackend.mem_get_info()[0] < free
+        torch.mybackend.empty_cache()
+        assert torch.mybackend.mem_get_info()[0] == free
+        """
+    )
+
+
 def test_a_mapping_that_cannot_be_taken_back_is_used_later(run_python) -> None:
     run_python(
         """

@@ -7,6 +7,7 @@
 
 #include "base/machine.h"
 #include "core/cpu_allocator.h"
+#include "driver/cuda/cuda_driver.h"
 #include "driver/sim/sim_driver.h"
 
 namespace mybackend {
@@ -55,11 +56,12 @@ void Runtime::prepare_fork() {
   cpu_pool::lock_for_fork();
   tracker_detail::lock_for_fork();
   pinned_.lock_for_fork();
-  driver_forks_ = memory_if_started() == nullptr || memory_if_started()->lock_for_fork();
+  driver_forks_ = true;
+  for (DeviceMemory* memory : started()) driver_forks_ = memory->lock_for_fork() && driver_forks_;
 }
 
 void Runtime::after_fork(bool in_child) {
-  if (DeviceMemory* memory = memory_if_started()) memory->unlock_after_fork(in_child);
+  for (DeviceMemory* memory : started()) memory->unlock_after_fork(in_child);
   pinned_.unlock_after_fork(in_child);
   tracker_detail::unlock_after_fork();
   cpu_pool::unlock_after_fork();
@@ -87,8 +89,31 @@ Status Runtime::configure(std::string_view text, const std::string& origin) {
   return {};
 }
 
+std::vector<DeviceMemory*> Runtime::started() const {
+  std::vector<DeviceMemory*> result;
+  if (DeviceMemory* memory = memory_if_started()) result.push_back(memory);
+  if (DeviceMemory* memory = cuda_memory_if_started(); memory != nullptr && memory != memory_if_started()) result.push_back(memory);
+  return result;
+}
+
+Status Runtime::start_cuda_locked(bool hip) {
+  if (cuda_memory_if_started() != nullptr) return {};
+  std::unique_ptr<CudaDriver> driver;
+  if (Status status = CudaDriver::create(hip ? cuda::Vendor::kHip : cuda::Vendor::kCuda, &driver); !status.ok()) return status;
+  auto* memory = new DeviceMemory(std::move(driver), &config_);  // never destroyed, as the runtime
+  memory->set_caching_enabled(!is_set("MYBACKEND_NO_MEMORY_CACHING") && !is_set("PYTORCH_NO_CUDA_MEMORY_CACHING"));
+  cuda_memory_.store(memory, std::memory_order_release);
+  return {};
+}
+
 Status Runtime::start_locked() {
   const Settings settings = config_.settings();
+  if (settings.driver == "cuda" || settings.driver == "hip") {
+    if (Status status = start_cuda_locked(settings.driver == "hip"); !status.ok())
+      return {status.code(), "driver:" + settings.driver + ": " + status.message()};
+    memory_.store(cuda_memory_if_started(), std::memory_order_release);
+    return {};
+  }
   SimOptions options;
   options.device_count = static_cast<int>(settings.device_count);
   if (const char* text = std::getenv("MYBACKEND_DEVICE_COUNT"); text != nullptr && *text != '\0') {
@@ -109,11 +134,30 @@ Status Runtime::start_locked() {
   return {};
 }
 
+Status Runtime::bad_fork_error() const {
+  return {
+      StatusCode::kFailed,
+      "Cannot re-initialize mybackend in forked subprocess. To use mybackend with multiprocessing, you must use the 'spawn' start method"};
+}
+
+DeviceMemory* Runtime::cuda_memory(Status* error) {
+  if (is_in_bad_fork()) {
+    *error = bad_fork_error();
+    return nullptr;
+  }
+  if (DeviceMemory* memory = cuda_memory_if_started()) return memory;
+  if (Status status = read_environment(); !status.ok()) {
+    *error = status;
+    return nullptr;
+  }
+  std::lock_guard lock(mutex_);
+  *error = start_cuda_locked(config_.settings().driver == "hip");
+  return cuda_memory_if_started();
+}
+
 DeviceMemory* Runtime::memory(Status* error) {
   if (is_in_bad_fork()) {
-    *error = {StatusCode::kFailed,
-              "Cannot re-initialize mybackend in forked subprocess. To use mybackend with multiprocessing, you must use the 'spawn' start "
-              "method"};
+    *error = bad_fork_error();
     return nullptr;
   }
   if (DeviceMemory* memory = memory_if_started()) return memory;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/config.h"
 #include "core/device_memory.h"
@@ -31,6 +32,11 @@ class Runtime {
   // The same, or null when nothing was used yet. Does not start anything.
   DeviceMemory* memory_if_started() const noexcept { return memory_.load(std::memory_order_acquire); }
 
+  // GPUs for the allocators that stand in for torch.cuda's: started by their first use, whatever
+  // `driver` says. memory() gives the same object where `driver` names GPUs.
+  DeviceMemory* cuda_memory(Status* error);
+  DeviceMemory* cuda_memory_if_started() const noexcept { return cuda_memory_.load(std::memory_order_acquire); }
+
   // Whether this is a forked child of a process whose driver cannot survive a fork. memory()
   // then fails.
   bool is_in_bad_fork() const noexcept { return bad_fork_.load(); }
@@ -43,6 +49,9 @@ class Runtime {
  private:
   Runtime();
   Status start_locked();
+  Status start_cuda_locked(bool hip);
+  Status bad_fork_error() const;
+  std::vector<DeviceMemory*> started() const;
 
   Config config_;
   PinnedCache pinned_;
@@ -51,8 +60,9 @@ class Runtime {
   Status environment_status_;
   Status start_status_;
   std::atomic<DeviceMemory*> memory_{nullptr};
+  std::atomic<DeviceMemory*> cuda_memory_{nullptr};
   std::atomic<bool> bad_fork_{false};
-  bool driver_forks_ = true;  // what the driver said in prepare_fork
+  bool driver_forks_ = true;  // what the drivers said in prepare_fork
 };
 
 }  // namespace mybackend

@@ -124,7 +124,7 @@ struct PathKind : TextKind {
 
 struct DriverNameKind : TextKind {
   static bool parse(std::string_view text, Bounds, std::string* out) {
-    if (text != "auto" && text != "sim") return false;
+    if (text != "auto" && text != "sim" && text != "cuda" && text != "hip") return false;
     *out = text;
     return true;
   }

@@ -66,6 +66,12 @@ void* DeviceMemory::allocate(int device, std::size_t bytes, StreamHandle stream,
   if (bytes == 0) return nullptr;
   const MemoryKind kind = kind_in_force();
   PerDevice& d = *devices_[static_cast<std::size_t>(device)];
+  if (kind != MemoryKind::kCaching && !driver_->is_host_memory()) {
+    failure->code = StatusCode::kNotSupported;
+    failure->message =
+        std::string("backend:") + memory_kind_name(kind) + " is host memory; the driver " + driver_->name() + " has backend:caching only";
+    return nullptr;
+  }
   if (kind == MemoryKind::kMmap) return allocate_mapped(device, bytes, stream, failure);
   if (kind != MemoryKind::kCaching || !caching_enabled_.load(std::memory_order_relaxed)) {
     return allocate_other(device, bytes, kind, failure);
@@ -227,8 +233,16 @@ caching::DeviceStats DeviceMemory::stats(int device) {
   return sum;
 }
 
-bool DeviceMemory::free(void* ptr) noexcept {
-  const int device = driver_->device_of(ptr);
+bool DeviceMemory::free(void* ptr, int device) noexcept {
+  if (device >= 0 && device < device_count()) {
+    PerDevice& d = *devices_[static_cast<std::size_t>(device)];
+    std::size_t requested_bytes = 0;
+    if (d.caching.free(ptr, &requested_bytes) == caching::FreeResult::kFreed) {
+      d.tracker.track_free(requested_bytes);
+      return true;
+    }
+  }
+  device = driver_->device_of(ptr);
   if (device >= 0) {
     PerDevice& d = *devices_[static_cast<std::size_t>(device)];
     std::size_t requested_bytes = 0;

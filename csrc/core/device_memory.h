@@ -73,10 +73,12 @@ class DeviceMemory {
   caching::DeviceStats stats(int device);
   MemoryTracker& tracker(int device) { return devices_[static_cast<std::size_t>(device)]->tracker; }
 
-  // nullptr for 0 bytes, and when it failed: then *failure says why. `device` is valid.
+  // nullptr for 0 bytes, and when it failed: then *failure says why. `device` is valid. Where the
+  // device's memory is not the host's, kinds other than caching are kNotSupported.
   void* allocate(int device, std::size_t bytes, StreamHandle stream, AllocationFailure* failure);
   // False (and nothing changed) for a pointer that is not ours.
-  bool free(void* ptr) noexcept;
+  // `device`: where it was allocated, if known; only a hint.
+  bool free(void* ptr, int device = -1) noexcept;
   bool owns(const void* ptr) const noexcept;
   void record_stream(void* ptr, StreamHandle stream);
 
@@ -86,6 +88,7 @@ class DeviceMemory {
   // Without a cache (MYBACKEND_NO_MEMORY_CACHING=1) each request goes to the driver.
   void set_caching_enabled(bool enabled) noexcept { caching_enabled_.store(enabled); }
   bool caching_enabled() const noexcept { return caching_enabled_.load(); }
+  const Config& config() const noexcept { return *config_; }
 
   // False when the driver cannot survive the fork.
   bool lock_for_fork();

@@ -34,7 +34,7 @@ struct TrackerStats {
 
 namespace tracker_detail {
 
-inline constexpr int kMaxTrackers = 72;
+inline constexpr int kMaxTrackers = 96;
 
 // Written by one thread, read by others.
 struct Totals {

@@ -49,6 +49,8 @@ class Driver {
   virtual const char* name() const noexcept = 0;
   virtual int device_count() const noexcept = 0;
   virtual Status device_info(int device, DeviceInfo* out) noexcept = 0;
+  // Whether the host can read and write device memory: then host memory can stand in for it.
+  virtual bool is_host_memory() const noexcept { return true; }
 
   // --- Memory -----------------------------------------------------------------------------
   virtual Status memory_info(int device, MemoryInfo* out) noexcept = 0;

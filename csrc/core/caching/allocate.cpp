@@ -217,6 +217,7 @@ bool CachingAllocator::run_pressure_callbacks(Lock& lock) {
 void CachingAllocator::fill_report(const Request& r, OomReport* report) {
   MemoryInfo info;
   (void)driver_->memory_info(device_, &info);
+  report->driver_name = driver_->name();
   report->device = device_;
   report->requested_bytes = r.requested_bytes;
   report->rounded_bytes = r.bytes;

@@ -161,6 +161,29 @@ std::pair<void*, std::size_t> CachingAllocator::base_allocation(const void* ptr)
   return {nullptr, 0};
 }
 
+std::pair<void*, std::size_t> CachingAllocator::driver_allocation(const void* ptr, bool* is_expandable) const {
+  Lock lock(mutex_);
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  for (const auto& segment : segments_) {
+    if (address < segment->address || address >= segment->address + segment->bytes) continue;
+    if (is_expandable != nullptr) *is_expandable = segment->expandable != nullptr;
+    std::uintptr_t start = 0;
+    std::size_t bytes = 0;
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      if (!block->mapped) {
+        if (block->address > address) break;
+        bytes = 0;
+        continue;
+      }
+      if (bytes == 0) start = block->address;
+      bytes += block->bytes;
+    }
+    if (bytes == 0 || address < start) return {nullptr, 0};
+    return {reinterpret_cast<void*>(start), bytes};
+  }
+  return {nullptr, 0};
+}
+
 bool CachingAllocator::owns(const void* ptr) const {
   Lock lock(mutex_);
   const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));

@@ -30,6 +30,7 @@ namespace mybackend::caching {
 
 // Everything an out-of-memory error has to tell. Bytes, all of them.
 struct OomReport {
+  const char* driver_name = "";
   int device = 0;
   std::size_t requested_bytes = 0;
   std::size_t rounded_bytes = 0;
@@ -105,6 +106,9 @@ class CachingAllocator {
 
   // The block's start and size for a pointer into it; {nullptr, 0} when unknown.
   std::pair<void*, std::size_t> base_allocation(const void* ptr) const;
+  // The start and size of the memory that the driver gave for it: a segment, or the contiguous
+  // mapped pages of an expandable one. *is_expandable (may be null) tells which.
+  std::pair<void*, std::size_t> driver_allocation(const void* ptr, bool* is_expandable = nullptr) const;
   bool owns(const void* ptr) const;
 
   // --- Private pools ------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #include "core/caching/expandable_range.h"
 
 #include <utility>
+#include <vector>
 
 #include "base/units.h"
 
@@ -24,15 +25,16 @@ ExpandableRange::~ExpandableRange() {
   for (std::size_t page = 0; page < pages_.size(); ++page) {
     if (pages_[page].mapped) (void)unmap_page(page);
   }
+  release_idle_pages();
   if (address_ != 0) (void)driver_->address_free(device_, reinterpret_cast<void*>(address_), bytes());
 }
 
 Status ExpandableRange::unmap_page(std::size_t page) {
   Page& p = pages_[page];
   if (Status status = driver_->memory_unmap(device_, page_address(page), p.handle); !status.ok()) return status;
-  (void)driver_->physical_release(device_, p.handle);
+  release(p.handle);
   p.mapped = false;
-  if (!std::exchange(p.idle, false)) --mapped_page_count_;
+  --(std::exchange(p.idle, false) ? idle_page_count_ : mapped_page_count_);
   return {};
 }
 
@@ -54,22 +56,34 @@ Status ExpandableRange::map(AddressSpan span, AddressSpan* mapped) {
       if (!status.ok()) break;
     }
     page.mapped = true;
-    page.idle = false;
+    if (std::exchange(page.idle, false)) --idle_page_count_;
     ++mapped_page_count_;
   }
   if (!status.ok()) {
     for (std::size_t page = first; page < created; ++page) {
       if (page >= done) {
-        if (!pages_[page].mapped) (void)driver_->physical_release(device_, pages_[page].handle);
+        if (!pages_[page].mapped) release(pages_[page].handle);
       } else if (!unmap_page(page).ok()) {
         pages_[page].idle = true;
         --mapped_page_count_;
+        ++idle_page_count_;
       }
     }
     return status;
   }
   *mapped = {span.address, (end - first) * page_bytes_};
   return {};
+}
+
+void ExpandableRange::release(PhysicalHandle handle) noexcept {
+  if (!driver_->physical_release(device_, handle).ok()) unreleased_.push_back(handle);
+}
+
+void ExpandableRange::release_idle_pages() noexcept {
+  std::erase_if(unreleased_, [&](PhysicalHandle handle) { return driver_->physical_release(device_, handle).ok(); });
+  for (std::size_t page = 0; idle_page_count_ > 0 && page < pages_.size(); ++page) {
+    if (pages_[page].idle && !unmap_page(page).ok()) return;
+  }
 }
 
 Status ExpandableRange::unmap(AddressSpan span, StreamHandle stream, AddressSpan* unmapped) {

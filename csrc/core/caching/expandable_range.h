@@ -29,6 +29,9 @@ class ExpandableRange {
   // Unmaps the pages that lie wholly inside the span, after waiting for `stream`. The part
   // that was unmapped (perhaps empty) is *unmapped.
   Status unmap(AddressSpan span, StreamHandle stream, AddressSpan* unmapped);
+  // Tries again to give back what the driver refused to take: pages that a failed map() had to
+  // leave mapped, memory of unmapped pages.
+  void release_idle_pages() noexcept;
 
   std::uintptr_t address() const noexcept { return address_; }
   std::size_t bytes() const noexcept { return pages_.size() * page_bytes_; }
@@ -40,6 +43,7 @@ class ExpandableRange {
   ExpandableRange(Driver* driver, int device, std::size_t page_bytes) : driver_(driver), device_(device), page_bytes_(page_bytes) {}
   void* page_address(std::size_t page) const noexcept { return reinterpret_cast<void*>(address_ + page * page_bytes_); }
   Status unmap_page(std::size_t page);
+  void release(PhysicalHandle handle) noexcept;
 
   Driver* const driver_;
   const int device_;
@@ -52,6 +56,8 @@ class ExpandableRange {
   };
   std::vector<Page> pages_;
   std::size_t mapped_page_count_ = 0;
+  std::size_t idle_page_count_ = 0;
+  std::vector<PhysicalHandle> unreleased_;  // memory without pages
 };
 
 }  // namespace mybackend::caching

@@ -1,5 +1,6 @@
 // What an out-of-memory error tells: the numbers, and only advice that would have helped.
 #include <cstdio>
+#include <string_view>
 
 #include "core/caching/caching_allocator.h"
 
@@ -22,7 +23,10 @@ std::string size_text(std::size_t bytes) {
 }  // namespace
 
 std::string oom_text(const OomReport& r, const Settings& settings) {
-  std::string text = "mybackend out of memory. Tried to allocate " + size_text(r.requested_bytes);
+  // People and programs look for these words.
+  const std::string_view driver = r.driver_name;
+  const char* who = driver == "cuda" ? "CUDA" : driver == "hip" ? "HIP" : "mybackend";
+  std::string text = std::string(who) + " out of memory. Tried to allocate " + size_text(r.requested_bytes);
   if (r.requested_bytes >= (std::size_t{1} << 60)) return text + ": more than 1EB.";
   text += " (" + std::to_string(r.requested_bytes) + " bytes; rounded to " + std::to_string(r.rounded_bytes) + ", in a segment of " +
           size_text(r.segment_bytes) + ") on stream " + std::to_string(r.stream) + ".";

@@ -140,6 +140,9 @@ void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& conte
     Block* left = unmap_block(block, context);
     if (!left->is_split() && !left->mapped) drop_expandable_segment(left);
   }
+  for (auto& segment : segments_) {
+    if (segment->pool == &pool && segment->expandable != nullptr) segment->expandable->release_idle_pages();
+  }
 }
 
 void CachingAllocator::empty_cache(PoolId pool) {

@@ -91,9 +91,10 @@ class Build(BuildExtension):
         return super().get_ext_filename(name)
 
     def build_extension(self, extension: Extension) -> None:
-        if extension.name == "mybackend._C":
+        if extension.name != "mybackend.libmybackend_core":
             core = Path(self.get_ext_fullpath("mybackend.libmybackend_core"))
             extension.library_dirs.append(str(core.parent))
+        if extension.name == "mybackend._C":
             self.precompile_header(extension)
         super().build_extension(extension)
 
@@ -165,9 +166,48 @@ glue = CppExtension(
 )
 glue.include_dirs = [str(CSRC), *include_paths()]
 
+extensions = [core, glue]
+
+
+def cuda_include_folders() -> list[str]:
+    """Where CUDA's headers are: the toolkit's folder, or those of the wheels beside torch, which
+    have the runtime's and the compiler's headers in two places. Empty when there are none."""
+    site = Path(torch.__file__).resolve().parent.parent
+    candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [Path(folder) / "include" for folder in candidates if folder]
+    folders += [*sorted((site / "nvidia").glob("cu*/include")), site / "nvidia" / "cuda_runtime" / "include"]
+    compiler = [site / "triton" / "backends" / "nvidia" / "include"]
+    for folder in folders:
+        if (folder / "cuda_runtime_api.h").exists():
+            for other in [folder, *compiler]:
+                if (other / "crt" / "host_defines.h").exists():
+                    return [str(path) for path in dict.fromkeys([folder, other])]
+    return []
+
+
+# The complete swap-in: only for a CUDA build of torch. It needs CUDA's headers, but no compiler or
+# library of CUDA: torch's own libraries bring the runtime.
+if torch.version.cuda is not None:
+    cuda_include = cuda_include_folders()
+    if not cuda_include:
+        print(
+            "mybackend: no CUDA headers found (CUDA_HOME): building without mybackend.cuda.install()", file=sys.stderr
+        )
+    else:
+        swap_in = CppExtension(
+            "mybackend._cuda",
+            sources(("torch_cuda",)),
+            libraries=["mybackend_core", "c10_cuda", "torch_cuda"],
+            extra_compile_args={"cxx": COMMON_FLAGS},
+            extra_link_args=["-Wl,-rpath,$ORIGIN", "-Wl,-rpath,$ORIGIN/../torch/lib"],
+            **common,
+        )
+        swap_in.include_dirs = [str(CSRC), *cuda_include, *include_paths()]
+        extensions.append(swap_in)
+
 setup(
     version=VERSION,
-    ext_modules=[core, glue],
+    ext_modules=extensions,
     cmdclass={"build_ext": Build},
     packages=["mybackend"],
     py_modules=["mybackend_autoload"],

@@ -26,6 +26,7 @@ ALLOWED = {
 }  # fmt: skip
 ALLOWED["torch"] = ALLOWED["capi"] | {"torch"}
 ALLOWED["python"] = ALLOWED["torch"] | {"python"}
+ALLOWED["torch_cuda"] = ALLOWED["capi"] | {"torch_cuda"}
 
 TORCH_FREE = {"base", "driver", "driver/sim", "driver/model", "driver/cuda", "core", "core/caching", "replay", "capi"}
 FOREIGN = re.compile(r"((ATen|c10|torch|caffe2|pybind11|hip)/|cuda|Python\.h)")

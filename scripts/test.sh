@@ -25,3 +25,8 @@ if [ $# -eq 0 ]; then
       tests/test_{device,storage,memory,borrow,random,amp,streams,training,pinned}.py
   done
 fi
+
+# The allocator under torch.cuda needs a CUDA build of torch (5.5 GB): only where it is already, or asked for.
+if [ $# -eq 0 ] && { [ "${MYBACKEND_TEST_CUDA:-}" = 1 ] || [ -x "${MYBACKEND_CUDA_VENV:-.venv-cuda}/bin/python" ]; }; then
+  bash scripts/test_cuda_standin.sh
+fi

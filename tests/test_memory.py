@@ -56,6 +56,7 @@ def test_stats_have_all_the_keys_of_cuda() -> None:
         "num_sync_all_streams",
         "num_device_alloc",
         "num_device_free",
+        "num_oom_rejections",
         "max_split_size",
     ]:
         assert name in stats

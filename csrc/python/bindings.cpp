@@ -36,15 +36,16 @@ py::dict stat_dict(const caching::Stat& stat) {
   return d;
 }
 
+py::dict stat_array_dict(const caching::StatArray& stats) {
+  static constexpr const char* kPools[] = {"all", "small_pool", "large_pool"};
+  py::dict by_pool;
+  for (int i = 0; i < caching::kStatPoolCount; ++i) by_pool[kPools[i]] = stat_dict(stats[static_cast<std::size_t>(i)]);
+  return by_pool;
+}
+
 py::dict stats_dict(const caching::DeviceStats& stats) {
   py::dict result;
-  const char* pools[] = {"all", "small_pool", "large_pool"};
-#define X(name)                                                                                     \
-  {                                                                                                 \
-    py::dict by_pool;                                                                               \
-    for (int i = 0; i < caching::kStatPoolCount; ++i) by_pool[pools[i]] = stat_dict(stats.name[i]); \
-    result[#name] = by_pool;                                                                        \
-  }
+#define X(name) result[#name] = stat_array_dict(stats.name);
   MYBACKEND_STAT_ARRAYS(X)
 #undef X
 #define X(name) result[#name] = stat_dict(stats.name);
@@ -62,7 +63,8 @@ py::dict memory_stats(int device) {
   caching::CachingAllocator& allocator = glue::memory().caching(device);
   py::dict result = stats_dict(glue::memory().stats(device));
   py::dict by_pool;
-  for (const auto& [id, stat] : allocator.private_pool_reserved_bytes()) by_pool[py::make_tuple(id.first, id.second)] = stat_dict(stat);
+  for (const auto& [id, stats] : allocator.private_pool_reserved_bytes())
+    by_pool[py::make_tuple(id.first, id.second)] = stat_array_dict(stats);
   result["reserved_bytes_by_private_pools"] = by_pool;
   return result;
 }

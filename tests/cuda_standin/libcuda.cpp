@@ -325,14 +325,19 @@ Result cuMemMap(DevicePtr ptr, std::size_t bytes, std::size_t offset, MemoryHand
   s.mappings[ptr] = {bytes, handle, false};  // memory without access, as in CUDA
   return kSuccess;
 }
+// Of a range of whole mappings.
 Result cuMemSetAccess(DevicePtr ptr, std::size_t bytes, const AccessDescription* access, std::size_t count) {
   ENTER(cuMemSetAccess);
-  auto found = s.mappings.find(ptr);
-  if (found == s.mappings.end() || found->second.bytes != bytes || count != 1 || access->flags != 3) return kInvalidValue;
-  void* mapped =
-      mmap(reinterpret_cast<void*>(ptr), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, s.physical.at(found->second.handle).fd, 0);
-  if (mapped == MAP_FAILED) return kNoMemory;
-  found->second.accessible = true;
+  if (count < 1 || access->flags != 3) return kInvalidValue;
+  for (DevicePtr at = ptr; at < ptr + bytes;) {
+    auto found = s.mappings.find(at);
+    if (found == s.mappings.end() || at + found->second.bytes > ptr + bytes) return kInvalidValue;
+    void* mapped = mmap(reinterpret_cast<void*>(at), found->second.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                        s.physical.at(found->second.handle).fd, 0);
+    if (mapped == MAP_FAILED) return kNoMemory;
+    found->second.accessible = true;
+    at += found->second.bytes;
+  }
   return kSuccess;
 }
 Result cuMemUnmap(DevicePtr ptr, std::size_t bytes) {

@@ -46,6 +46,10 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
     const auto observers = oom_observers_;
     lock.unlock();
     for (const auto& observer : observers) observer(*filled);
+  } else if (r.driver_status.code() == StatusCode::kOutOfMemory) {
+    const auto observers = rejection_observers_;
+    lock.unlock();
+    for (const auto& observer : observers) observer(*filled);
   }
   if (report != nullptr) *report = std::move(filled);
   return nullptr;
@@ -113,6 +117,7 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
       reserved_bytes_ + r.segment_bytes >
           static_cast<std::size_t>(settings_.per_process_memory_fraction * static_cast<double>(total_bytes_))) {
     r.fails_at_once = true;
+    ++stats_.num_oom_rejections;
     r.driver_status = {StatusCode::kOutOfMemory, "it would exceed per_process_memory_fraction, and throw_on_cudamalloc_oom is set"};
     return false;
   }
@@ -198,7 +203,7 @@ void* CachingAllocator::hand_out(Request& r) {
   add(stats_.active_bytes, which, bytes);
   add(stats_.requested_bytes, which, static_cast<std::int64_t>(r.requested_bytes));
   if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
-  if (history_.enabled()) {
+  if (history_.enabled() || !trackers_.empty()) {
     if (r.context) block->need_extra().context = r.context;
     record(Action::kAlloc, block->address, r.requested_bytes, block->stream(), &pool, r.context);
   }

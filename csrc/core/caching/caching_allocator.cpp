@@ -8,6 +8,16 @@
 
 namespace mybackend::caching {
 
+namespace {
+thread_local std::shared_ptr<const HistoryTags> t_history_tags;
+}
+void set_history_tags(std::shared_ptr<const HistoryTags> tags) {
+  t_history_tags = std::move(tags);
+}
+std::shared_ptr<const HistoryTags> history_tags() {
+  return t_history_tags;
+}
+
 CachingAllocator::CachingAllocator(Driver* driver, int device, const Settings& settings)
     : driver_(driver), device_(device), pending_events_(StreamHash{device}) {
   DeviceInfo info;
@@ -87,34 +97,39 @@ void CachingAllocator::subtract(StatArray& array, int pool, std::int64_t amount)
 
 void CachingAllocator::change_reserved(BlockPool& pool, std::int64_t bytes) {
   reserved_bytes_ += static_cast<std::size_t>(bytes);
-  Stat* of_pool = nullptr;
+  StatArray* of_pool = nullptr;
   if (pool.owner != nullptr) {
     auto found =
         std::find_if(private_reserved_.begin(), private_reserved_.end(), [&](const auto& entry) { return entry.first == pool.owner->id; });
-    if (found == private_reserved_.end()) found = private_reserved_.insert(found, {pool.owner->id, Stat()});
+    if (found == private_reserved_.end()) found = private_reserved_.insert(found, {pool.owner->id, StatArray()});
     of_pool = &found->second;
   }
   if (bytes > 0) {
     add(stats_.reserved_bytes, stat_pool(pool), bytes);
-    if (of_pool) of_pool->increase(bytes);
+    if (of_pool) add(*of_pool, stat_pool(pool), bytes);
   } else {
     subtract(stats_.reserved_bytes, stat_pool(pool), -bytes);
-    if (of_pool) of_pool->decrease(-bytes);
+    if (of_pool) subtract(*of_pool, stat_pool(pool), -bytes);
   }
 }
 
 void CachingAllocator::record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool,
                               const Context& context) {
-  if (!history_.enabled()) return;
+  if (!history_.enabled() && trackers_.empty()) return;
   const PoolId id = pool != nullptr && pool->owner != nullptr ? pool->owner->id : PoolId{0, 0};
   const bool is_free = action == Action::kFreeRequested || action == Action::kFreeCompleted;
   const bool keep = history_.keeps(is_free ? RecordContext::kAll : RecordContext::kAlloc);
-  history_.add({action, address, bytes, stream, wall_now_us(), id, keep ? context : Context(), thread_id(), nullptr});
+  record_to_all({action, address, bytes, stream, wall_now_us(), id, keep ? context : Context(), thread_id(), nullptr, history_tags()});
+}
+
+void CachingAllocator::record_to_all(TraceEntry entry) {
+  for (const auto& tracker : trackers_) tracker(entry);
+  if (history_.enabled()) history_.add(std::move(entry));
 }
 
 void CachingAllocator::record_note(Action action, std::string note) {
   if (!history_.enabled() || note.empty()) return;
-  history_.add({action, 0, 0, 0, wall_now_us(), {0, 0}, {}, thread_id(), std::make_shared<const std::string>(std::move(note))});
+  history_.add({action, 0, 0, 0, wall_now_us(), {0, 0}, {}, thread_id(), std::make_shared<const std::string>(std::move(note)), nullptr});
 }
 
 // --- Settings and lookups -------------------------------------------------------------------
@@ -197,7 +212,7 @@ DeviceStats CachingAllocator::stats() const {
   return stats_;
 }
 
-std::vector<std::pair<PoolId, Stat>> CachingAllocator::private_pool_reserved_bytes() const {
+std::vector<std::pair<PoolId, StatArray>> CachingAllocator::private_pool_reserved_bytes() const {
   Lock lock(mutex_);
   return private_reserved_;
 }
@@ -205,13 +220,17 @@ std::vector<std::pair<PoolId, Stat>> CachingAllocator::private_pool_reserved_byt
 void CachingAllocator::reset_peak_stats() {
   Lock lock(mutex_);
   stats_.reset_peak();
-  for (auto& [id, stat] : private_reserved_) stat.reset_peak();
+  for (auto& [id, stats] : private_reserved_) {
+    for (Stat& stat : stats) stat.reset_peak();
+  }
 }
 
 void CachingAllocator::reset_accumulated_stats() {
   Lock lock(mutex_);
   stats_.reset_accumulated();
-  for (auto& [id, stat] : private_reserved_) stat.reset_accumulated();
+  for (auto& [id, stats] : private_reserved_) {
+    for (Stat& stat : stats) stat.reset_accumulated();
+  }
 }
 
 void CachingAllocator::start_history(const HistoryOptions& options, bool clear_old) {
@@ -242,6 +261,61 @@ std::vector<TraceEntry> CachingAllocator::history() const {
   return history_.entries();
 }
 
+bool CachingAllocator::history_enabled() const {
+  Lock lock(mutex_);
+  return history_.enabled();
+}
+
+Context CachingAllocator::context_of(const void* ptr) const {
+  Lock lock(mutex_);
+  const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  return block != nullptr && block->allocated ? block->context() : Context();
+}
+
+void CachingAllocator::annotate(const void* ptr, std::string note) {
+  Lock lock(mutex_);
+  const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (block == nullptr || !block->allocated || (!history_.enabled() && trackers_.empty())) return;
+  const PrivatePool* owner = block->pool().owner;
+  record_to_all({Action::kAnnotate,
+                 block->address,
+                 block->requested_bytes,
+                 block->stream(),
+                 wall_now_us(),
+                 owner != nullptr ? owner->id : PoolId{0, 0},
+                 {},
+                 thread_id(),
+                 std::make_shared<const std::string>(std::move(note)),
+                 nullptr});
+}
+
+void CachingAllocator::on_trace(std::function<void(const TraceEntry&)> tracker) {
+  Lock lock(mutex_);
+  trackers_.push_back(std::move(tracker));
+}
+
+std::size_t CachingAllocator::largest_free_block_bytes() const {
+  Lock lock(mutex_);
+  std::size_t largest = 0;
+  for (const auto& segment : segments_) {
+    for (const Block* block = segment->first; block != nullptr; block = block->next) {
+      if (block->mapped && block->is_available()) largest = std::max(largest, block->bytes);
+    }
+  }
+  return largest;
+}
+
+std::vector<ExpandableSize> CachingAllocator::expandable_sizes() const {
+  Lock lock(mutex_);
+  std::vector<ExpandableSize> sizes;
+  for (const auto& segment : segments_) {
+    if (segment->expandable == nullptr) continue;
+    sizes.push_back(
+        {segment->stream, segment->pool->is_small, segment->expandable->mapped_page_count() * segment->expandable->page_bytes()});
+  }
+  return sizes;
+}
+
 void CachingAllocator::on_memory_pressure(std::function<bool()> callback) {
   Lock lock(mutex_);
   pressure_callbacks_.push_back(std::move(callback));
@@ -250,6 +324,11 @@ void CachingAllocator::on_memory_pressure(std::function<bool()> callback) {
 void CachingAllocator::on_oom(std::function<void(const OomReport&)> observer) {
   Lock lock(mutex_);
   oom_observers_.push_back(std::move(observer));
+}
+
+void CachingAllocator::on_rejection(std::function<void(const OomReport&)> observer) {
+  Lock lock(mutex_);
+  rejection_observers_.push_back(std::move(observer));
 }
 
 }  // namespace mybackend::caching

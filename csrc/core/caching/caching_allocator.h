@@ -78,6 +78,23 @@ struct SegmentInfo {
   std::vector<BlockInfo> blocks;
 };
 
+// A private pool's live blocks at one moment: what a recorded graph has to find again.
+struct PoolCheckpoint {
+  struct LiveBlock {
+    std::uintptr_t address;
+    std::size_t bytes;
+    std::size_t requested_bytes;
+  };
+  PoolId pool{0, 0};
+  std::vector<LiveBlock> live;
+};
+
+struct ExpandableSize {
+  StreamHandle stream;
+  bool is_small;
+  std::size_t mapped_bytes;
+};
+
 enum class FreeResult { kFreed, kUnknownPointer };
 
 class CachingAllocator {
@@ -123,21 +140,50 @@ class CachingAllocator {
   // a fall-back for other requests.
   void create_or_use_pool(PoolId id, bool no_split, bool use_on_oom);
   std::int64_t pool_use_count(PoolId id) const;
+  // Of a pool that exists.
+  Status set_no_split(PoolId id);
+  Status set_use_on_oom(PoolId id, bool use_on_oom);
+  // What is handed out from the pool, by address.
+  std::vector<void*> pool_live_allocations(PoolId id) const;
+  // kInvalidArgument when the pool does not exist or is not in use, kNotReady while blocks of it
+  // are freed but still used by other streams.
+  Status checkpoint_pool(PoolId id, PoolCheckpoint* out);
+  // Makes exactly the checkpoint's blocks live. `freed`: what was live before; `allocated`: what
+  // is live now. On an error (its memory is gone) nothing has changed.
+  Status restore_pool(const PoolCheckpoint& checkpoint, std::vector<void*>* freed, std::vector<void*>* allocated);
+
+  // A stream capture is underway: no events are recorded until all of them have ended. (Also
+  // while a graph's pool, (n, 0), is begun.)
+  void begin_capture();
+  void end_capture();
 
   // --- Statistics and history -----------------------------------------------------------------
   DeviceStats stats() const;
-  std::vector<std::pair<PoolId, Stat>> private_pool_reserved_bytes() const;
+  // The largest free block of any pool.
+  std::size_t largest_free_block_bytes() const;
+  std::vector<ExpandableSize> expandable_sizes() const;
+  std::vector<std::pair<PoolId, StatArray>> private_pool_reserved_bytes() const;
   void reset_peak_stats();
   void reset_accumulated_stats();
 
   void start_history(const HistoryOptions& options, bool clear_old = true);
   void stop_history();
   std::vector<TraceEntry> history() const;
+  bool history_enabled() const;
+  // Of a live allocation; null when none was captured.
+  Context context_of(const void* ptr) const;
+  // A note on a live allocation, for the history.
+  void annotate(const void* ptr, std::string note);
+  // Called with every event, recorded or not, while the allocator's lock is held: it must not
+  // call the allocator, nor take a lock that a caller of the allocator may hold.
+  void on_trace(std::function<void(const TraceEntry&)> tracker);
   std::vector<SegmentInfo> snapshot(bool mark = true);
 
   // Called (under no lock) before out of memory is decided; true: memory was freed, look again.
   void on_memory_pressure(std::function<bool()> callback);
   void on_oom(std::function<void(const OomReport&)> observer);
+  // Of requests that throw_on_cudamalloc_oom refused without asking the driver.
+  void on_rejection(std::function<void(const OomReport&)> observer);
 
   // Checks the whole state: every byte of every segment in exactly one block, neighbours
   // linked both ways, no two free neighbours in the same mapped state, free sets and
@@ -198,6 +244,8 @@ class CachingAllocator {
   static void subtract(StatArray& array, int pool, std::int64_t amount) noexcept;
   void change_reserved(BlockPool& pool, std::int64_t bytes);
   void record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool, const Context& context);
+  void record_to_all(TraceEntry entry);
+  Block* carve(Block* block, std::uintptr_t address, std::size_t bytes, const Context& context);
   void record_note(Action action, std::string note);
   Context capture_context(RecordContext level) const {
     return may_capture_.load(std::memory_order_relaxed) ? capture_unlocked(level) : Context();
@@ -240,11 +288,13 @@ class CachingAllocator {
   std::vector<Block*> event_waiters_;  // freed while a capture was underway: events come later
 
   DeviceStats stats_;
-  std::vector<std::pair<PoolId, Stat>> private_reserved_;
+  std::vector<std::pair<PoolId, StatArray>> private_reserved_;
   History history_;
   std::atomic<bool> may_capture_{false};  // history is on and wants contexts
   std::vector<std::function<bool()>> pressure_callbacks_;
   std::vector<std::function<void(const OomReport&)>> oom_observers_;
+  std::vector<std::function<void(const OomReport&)>> rejection_observers_;
+  std::vector<std::function<void(const TraceEntry&)>> trackers_;
 };
 
 }  // namespace mybackend::caching

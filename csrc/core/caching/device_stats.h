@@ -38,7 +38,8 @@ using StatArray = std::array<Stat, kStatPoolCount>;
 // X(name): one counter with a current value and a peak.
 #define MYBACKEND_STAT_SINGLES(X) X(oversize_allocations) X(oversize_segments)
 // X(name): events since the last reset_accumulated.
-#define MYBACKEND_STAT_COUNTS(X) X(num_alloc_retries) X(num_ooms) X(num_sync_all_streams) X(num_device_alloc) X(num_device_free)
+#define MYBACKEND_STAT_COUNTS(X) \
+  X(num_alloc_retries) X(num_ooms) X(num_sync_all_streams) X(num_device_alloc) X(num_device_free) X(num_oom_rejections)
 
 struct DeviceStats {
 #define X(name) StatArray name;

@@ -53,7 +53,7 @@ Block* CachingAllocator::map_block(Block* block, std::size_t bytes, Request& r) 
   if (pool.owner != nullptr) pool.owner->segment_count += 1;
   change_reserved(pool, static_cast<std::int64_t>(mapped.bytes));
   ++stats_.num_device_alloc;
-  if (history_.enabled()) {
+  if (history_.enabled() || !trackers_.empty()) {
     if (!block->segment->context) block->segment->context = context;
     record(Action::kSegmentMap, mapped.address, mapped.bytes, block->stream(), &pool, context);
   }

@@ -20,6 +20,7 @@ enum class Action : std::uint8_t {
   kSegmentUnmap,
   kSnapshot,
   kOom,
+  kAnnotate,  // note: what was said of the block at `address`
   // What follows is ours: PyTorch's history has no such events, and its viewers do not know them.
   kRecordStream,  // address, requested bytes; stream: the one that uses the block too
   kEmptyCache,    // bytes: what was given back
@@ -30,9 +31,18 @@ inline bool is_own_action(Action action) noexcept {
   return action >= Action::kRecordStream;
 }
 
-inline constexpr const char* kActionNames[] = {"alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
-                                               "segment_map", "segment_unmap",  "snapshot",       "oom",           "record_stream",
-                                               "empty_cache", "settings",       "memory_fraction"};
+inline constexpr const char* kActionNames[] = {
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",    "segment_unmap", "snapshot",
+    "oom",   "annotate",       "record_stream",  "empty_cache",   "settings",     "memory_fraction"};
+
+// What a thread says of its allocations from now on.
+struct HistoryTags {
+  std::string compile_context;
+  std::string user_metadata;
+};
+// Of the calling thread.
+void set_history_tags(std::shared_ptr<const HistoryTags> tags);
+std::shared_ptr<const HistoryTags> history_tags();
 
 struct TraceEntry {
   Action action;
@@ -44,6 +54,7 @@ struct TraceEntry {
   Context context;
   std::uint64_t thread = 0;                 // of the operating system
   std::shared_ptr<const std::string> note;  // of few
+  std::shared_ptr<const HistoryTags> tags;  // of the thread; null when it has none
 };
 
 // When a context (a stack) is captured and kept.

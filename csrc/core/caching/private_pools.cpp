@@ -68,4 +68,32 @@ std::int64_t CachingAllocator::pool_use_count(PoolId id) const {
   return pool != nullptr ? pool->use_count : 0;
 }
 
+Status CachingAllocator::set_no_split(PoolId id) {
+  Lock lock(mutex_);
+  PrivatePool* pool = find_pool(id);
+  if (pool == nullptr) return unknown_pool(id);
+  pool->no_split = true;
+  return {};
+}
+
+Status CachingAllocator::set_use_on_oom(PoolId id, bool use_on_oom) {
+  Lock lock(mutex_);
+  if (find_pool(id) == nullptr) return unknown_pool(id);
+  if (use_on_oom)
+    fallback_pools_[id] = 1;
+  else
+    fallback_pools_.erase(id);
+  return {};
+}
+
+void CachingAllocator::begin_capture() {
+  Lock lock(mutex_);
+  ++capture_count_;
+}
+
+void CachingAllocator::end_capture() {
+  Lock lock(mutex_);
+  if (capture_count_ > 0) --capture_count_;
+}
+
 }  // namespace mybackend::caching

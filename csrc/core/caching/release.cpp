@@ -170,8 +170,9 @@ bool CachingAllocator::release_cached_blocks(PoolId only, const Context& context
     if (pool->segment_count == 0 && !is_used) {
       freeable_pools_.erase(id);
       fallback_pools_.erase(id);
-      for (auto& [known, stat] : private_reserved_) {
-        if (known == id) stat.current = 0;
+      for (auto& [known, stats] : private_reserved_) {
+        if (known != id) continue;
+        for (Stat& stat : stats) stat.current = 0;
       }
       std::erase_if(private_pools_, [&](const auto& p) { return p.get() == pool; });
     }

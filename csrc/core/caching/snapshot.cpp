@@ -42,7 +42,7 @@ std::vector<SegmentInfo> CachingAllocator::snapshot(bool mark) {
   std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) { return a.address < b.address; });
   if (mark) {
     std::size_t total = 0;
-    for (const SegmentInfo& info : result) total += info.total_bytes;
+    for (const SegmentInfo& info : result) total += info.active_bytes;
     record(Action::kSnapshot, 0, total, 0, nullptr, context);
   }
   return result;

@@ -1,0 +1,465 @@
+"""The allocator under the real `torch.cuda`, on the stand-in driver and runtime: both swap-ins, and
+the native allocator beside ours. scripts/test_cuda_standin.sh builds what is needed and runs this."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+FOLDER = os.environ.get("MYBACKEND_STANDIN_FOLDER", "")
+pytestmark = pytest.mark.skipif(not FOLDER, reason="run by scripts/test_cuda_standin.sh")
+
+TRACES = sorted((Path(__file__).resolve().parent.parent / "data" / "traces").glob("*.gz"))
+GIB = 1 << 30
+
+NATIVE = ""
+COMPLETE = "import mybackend; mybackend.cuda.install()"
+PLAIN = """
+import mybackend
+torch.cuda.memory.change_current_allocator(mybackend.cuda.pluggable_allocator())
+"""
+PRELUDE = f"""
+import ctypes, gc, json, os, sys, torch
+st = ctypes.CDLL({FOLDER + "/libcuda.so.1"!r})
+st.standin_used_bytes.restype = ctypes.c_size_t
+st.standin_calls.restype = ctypes.c_int64
+st.standin_live_events.restype = ctypes.c_size_t
+st.standin_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int]
+st.standin_advance.argtypes = [ctypes.c_void_p]
+"""
+
+
+def run(code: str, swap: str = COMPLETE, standin: bool = True, expect: int = 0, **environment: str) -> str:
+    """Runs Python in a process of its own, with the swap-in done before `code`; its output."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MYBACKEND_", "PYTORCH_", "LD_"))}
+    env |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} | environment
+    if standin:
+        env |= {"LD_LIBRARY_PATH": FOLDER, "LD_PRELOAD": f"{FOLDER}/preload_cudart.so"}
+    text = (PRELUDE if standin else "import torch") + textwrap.dedent(swap) + "\n" + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", text], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == expect, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+# --- The plain swap-in ---------------------------------------------------------------------------
+
+
+def test_plain_tensors_and_statistics() -> None:
+    run(
+        """
+        x = torch.empty(1000, 1000, device="cuda")
+        assert x.data_ptr() == 0x700000000000
+        y = x.view(-1)[10:20]; z = torch.arange(10.).to("cuda"); y.copy_(z)
+        assert y.cpu().tolist() == list(range(10))
+        stats = mybackend.cuda.memory_stats()
+        assert stats["allocated_bytes.all.current"] == 4_000_256 + 512, stats["allocated_bytes.all.current"]
+        assert len(mybackend.cuda.memory_snapshot()) == 2
+        side = torch.cuda.Stream()
+        x.record_stream(side)
+        del x, y, z
+        assert mybackend.cuda.memory_stats()["allocated_bytes.all.current"] == 0
+        torch.cuda.empty_cache()
+        assert st.standin_used_bytes(0) == 0
+        t = torch.empty(10, device="cuda:1")
+        assert st.standin_used_bytes(1) == 2 << 20 and mybackend.cuda.memory_stats("cuda:1")["allocation.all.current"] == 1
+        torch.cuda.memory.set_per_process_memory_fraction(0.5)
+        try:
+            torch.empty(5 << 30, dtype=torch.uint8, device="cuda:0")
+            raise SystemExit("no error")
+        except RuntimeError as error:
+            assert "memory fraction" in str(error), error
+        """,
+        PLAIN,
+    )
+
+
+def test_plain_out_of_memory_and_exit() -> None:
+    out = run(
+        """
+        import atexit
+        x = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+        try:
+            torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+            raise SystemExit("no error")
+        except RuntimeError as error:
+            assert str(error).startswith("CUDA out of memory. Tried to allocate 100.00 MiB"), error
+            assert "64.00 MiB" in str(error)
+        assert torch.empty(30 << 20, dtype=torch.uint8, device="cuda").numel() == 30 << 20
+        del x
+        torch.cuda.empty_cache()
+        print(st.standin_used_bytes(0))
+        """,
+        PLAIN,
+        MYBACKEND_STANDIN_CAPACITY=str(64 << 20),
+    )
+    assert out.strip() == "0"
+
+
+def test_plain_pools_and_a_second_allocator() -> None:
+    run(
+        """
+        import mybackend
+        plugged = mybackend.cuda.pluggable_allocator()
+        native = torch.empty(1000, device="cuda")          # torch's own allocator stays the default
+        pool = torch.cuda.MemPool(plugged.allocator())
+        with torch.cuda.use_mem_pool(pool):
+            x = torch.empty(1000, device="cuda")
+        assert mybackend.cuda.memory_stats()["allocation.all.current"] == 1    # the pool's segment
+        del x, native
+        """,
+        NATIVE,
+    )
+
+
+# --- The complete swap-in ------------------------------------------------------------------------
+
+
+def test_complete_statistics_and_snapshots() -> None:
+    run(
+        """
+        assert mybackend.cuda.installed() and torch.cuda.memory.get_allocator_backend() == "mybackend"
+        mybackend.cuda.install()                                                # again: nothing to do
+        torch.cuda.memory._record_memory_history(stacks="python")
+        def deep():
+            return torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+        x = deep(); y = torch.empty(10, device="cuda:1"); z = torch.empty(7, device="cuda"); del z
+        stats = torch.cuda.memory_stats()
+        assert stats["allocated_bytes.all.current"] == 3 << 20 and torch.cuda.memory_allocated() == 3 << 20
+        assert torch.cuda.memory_allocated(1) == 512 and torch.cuda.memory_reserved(1) == 2 << 20
+        assert torch.cuda.mem_get_info()[0] == torch.cuda.mem_get_info()[1] - (22 << 20)
+        assert "Allocated memory" in torch.cuda.memory_summary()
+        snapshot = torch.cuda.memory._snapshot()
+        assert [e["action"] for e in snapshot["device_traces"][0]] == [
+            "segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed"]
+        assert torch.cuda.memory._snapshot()["device_traces"][0][-1]["action"] == "snapshot"
+        entry = snapshot["device_traces"][0][1]
+        assert any(f["name"] == "deep" for f in entry["frames"]), entry
+        assert abs(entry["time_us"] / 1e6 - __import__("time").time()) < 60
+        (segment,) = [s for s in snapshot["segments"] if s["device"] == 0 and s["segment_type"] == "large"]
+        assert segment["blocks"][0]["state"] == "active_allocated" and segment["blocks"][0]["size"] == 3 << 20
+        assert any(f["name"] == "deep" for f in segment["blocks"][0]["frames"])
+        torch.cuda.memory._dump_snapshot(sys.argv[0] + "snapshot.pickle")
+        from torch.cuda import _memory_viz
+        import pickle
+        with open(sys.argv[0] + "snapshot.pickle", "rb") as file:
+            data = pickle.load(file)
+        os.unlink(sys.argv[0] + "snapshot.pickle")
+        assert "<html" in _memory_viz.trace_plot(data).lower() or len(_memory_viz.trace_plot(data)) > 1000
+        assert "segment_alloc" in _memory_viz.trace(data) or len(_memory_viz.trace(data)) > 100
+        assert len(_memory_viz.segsum(data)) > 100
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.reset_peak_memory_stats(); torch.cuda.reset_accumulated_memory_stats()
+        assert torch.cuda.memory_stats()["allocated_bytes.all.allocated"] == 0
+        del x, y
+        torch.cuda.empty_cache()
+        assert st.standin_used_bytes(0) == st.standin_used_bytes(1) == 0
+        """
+    )
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64"])
+def test_complete_out_of_memory(conf: str) -> None:
+    run(
+        """
+        seen = []
+        torch._C._cuda_attach_out_of_memory_observer(lambda *a: seen.append(a))
+        x = torch.empty(40 << 20, dtype=torch.uint8, device="cuda")
+        try:
+            torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+            raise SystemExit("no error")
+        except torch.cuda.OutOfMemoryError as error:
+            assert str(error).startswith("CUDA out of memory. Tried to allocate 50.00 MiB"), error
+        assert len(seen) == 1 and seen[0][1] == 50 << 20
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
+        del x
+        y = torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.5
+        try:
+            torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+            raise SystemExit("no error")
+        except torch.cuda.OutOfMemoryError as error:
+            assert "memory fraction" in str(error)
+        """,
+        MYBACKEND_STANDIN_CAPACITY=str(64 << 20),
+        PYTORCH_ALLOC_CONF=conf,
+    )
+
+
+def test_complete_streams_and_pools() -> None:
+    run(
+        """
+        x = torch.empty(1000, device="cuda"); place = x.data_ptr()
+        side = torch.cuda.Stream()
+        x.record_stream(side); del x
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] == 4096
+        y = torch.empty(1000, device="cuda"); assert y.data_ptr() != place
+        st.standin_advance(side.cuda_stream)
+        z = torch.empty(1000, device="cuda"); assert z.data_ptr() == place
+        with torch.cuda.stream(side):
+            w = torch.empty(1000, device="cuda")
+        assert [s["stream"] for s in torch.cuda.memory_snapshot()] == [0, side.cuda_stream]
+
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            p = torch.empty(1000, device="cuda")
+        assert len(pool.snapshot()) == 1 and pool.snapshot()[0]["segment_pool_id"] == pool.id
+        assert pool.use_count() == 1
+        assert torch.cuda.memory_stats()["segment.all.current"] == 3
+        del p, pool
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_stats()["segment.all.current"] == 2
+        try:
+            torch.cuda.MemPool(mybackend.cuda.pluggable_allocator().allocator())
+            raise SystemExit("no error")
+        except (NotImplementedError, RuntimeError) as error:
+            assert "allocator of its own is not supported" in str(error), error
+        """,
+        MYBACKEND_STANDIN_LAZY="1",
+    )
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_complete_checkpoints(conf: str) -> None:
+    """What graph trees do: note a pool's live blocks, go on, and come back to them."""
+    run(
+        """
+        from torch._C import _cuda_beginAllocateCurrentThreadToPool as begin, _cuda_endAllocateToPool as end
+        id = torch.cuda.graph_pool_handle()
+        def in_pool(function):
+            begin(0, id)
+            try: return function()
+            finally: end(0, id)
+        keep = torch.empty(100, device="cuda")                                 # the default pool is untouched
+        a, b, c = in_pool(lambda: [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (3000, 700, 5 << 20)])
+        places = [t.data_ptr() for t in (a, b, c)]
+        del b
+        state = torch._C._cuda_getCheckpointState(0, id)
+        assert torch._C._cuda_checkPoolLiveAllocations(0, id, {places[0], places[2]})
+        assert not torch._C._cuda_checkPoolLiveAllocations(0, id, {places[0]})
+        before = torch.cuda.memory_stats()
+        more = in_pool(lambda: [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (700, 100, 3 << 20)])
+        late = [t.data_ptr() for t in more]
+        stale = [t.untyped_storage()._cdata for t in more]
+        old = [t.untyped_storage()._cdata for t in (a, c)]
+        torch._C._cuda_setCheckpointPoolState(0, state, stale + old, [])
+        assert torch._C._cuda_checkPoolLiveAllocations(0, id, {places[0], places[2]})
+        after = torch.cuda.memory_stats()
+        for key in before:
+            if key.endswith(".current"):
+                assert before[key] == after[key], (key, before[key], after[key])
+        again = in_pool(lambda: torch.empty(700, dtype=torch.uint8, device="cuda"))
+        assert again.data_ptr() == places[1]
+        """,
+        PYTORCH_ALLOC_CONF=conf,
+    )
+
+
+def test_complete_history_extras() -> None:
+    run(
+        """
+        torch.cuda.memory._record_memory_history(stacks="python", skip_actions=["free_requested"])
+        torch.cuda.memory._set_memory_metadata("phase one")
+        x = torch.empty(10, device="cuda")
+        assert torch.cuda.memory._get_memory_metadata() == "phase one"
+        torch.cuda.memory._set_memory_metadata("")
+        torch._C._cuda_memoryMetadataSupported() or sys.exit("not supported")
+        torch.cuda.memory._annotate_memory(x, "weights") if hasattr(torch.cuda.memory, "_annotate_memory") else None
+        del x
+        trace = torch.cuda.memory._snapshot()["device_traces"][0]
+        assert trace[1]["user_metadata"] == "phase one" and trace[0]["user_metadata"] == "phase one"
+        assert "free_requested" not in [e["action"] for e in trace]
+        """
+    )
+
+
+def test_what_cannot_work_says_so() -> None:
+    # after torch.cuda was initialized
+    run(
+        """
+        torch.empty(1, device="cuda")
+        import mybackend
+        try:
+            mybackend.cuda.install()
+            raise SystemExit("no error")
+        except RuntimeError as error:
+            assert "already initialized" in str(error)
+        assert not mybackend.cuda.installed() and torch.cuda.memory.get_allocator_backend() == "native"
+        """,
+        NATIVE,
+    )
+    # host memory
+    run(
+        """
+        import mybackend
+        try:
+            mybackend.cuda.install()
+            raise SystemExit("no error")
+        except ValueError as error:
+            assert "backend:pool is host memory" in str(error)
+        torch.empty(1, device="cuda")
+        """,
+        NATIVE,
+        MYBACKEND_ALLOC_CONF="backend:pool",
+    )
+    # no driver
+    for swap in ("mybackend.cuda.install()", "mybackend.cuda.pluggable_allocator()"):
+        run(
+            f"""
+            import mybackend
+            try:
+                {swap}
+                raise SystemExit("no error")
+            except RuntimeError as error:
+                assert "no CUDA driver: libcuda.so.1 cannot be loaded" in str(error), error
+            assert mybackend.config.explain("driver")
+            """,
+            "",
+            standin=False,
+        )
+
+
+@pytest.mark.parametrize("swap", [PLAIN, COMPLETE], ids=["plain", "complete"])
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_every_call_fails_once(swap: str, conf: str) -> None:
+    run(
+        """
+        calls = ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
+                 "cuMemAddressReserve", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize",
+                 "cuStreamSynchronize", "cuCtxGetCurrent", "cuMemGetInfo_v2"]
+        torch.empty(1, device="cuda")
+        side = torch.cuda.Stream()
+        failed = 0
+        for call in calls:
+            for result in (2, 719):
+                st.standin_fail(call.encode(), 1, result)
+                try:
+                    x = torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+                    x.record_stream(side); del x
+                    y = torch.empty(64 << 20, dtype=torch.uint8, device="cuda"); del y
+                    torch.cuda.empty_cache()
+                except RuntimeError as error:
+                    failed += 1
+                    assert "719" in str(error) or "out of memory" in str(error).lower() or "CUDA error" in str(error), error
+                st.standin_fail(call.encode(), 0, 0)
+                st.standin_advance(side.cuda_stream)
+                gc.collect()
+                stats = mybackend.cuda.memory_stats()
+                x = None
+                torch.cuda.empty_cache()
+        assert failed >= 1, failed
+        stats = mybackend.cuda.memory_stats()
+        assert stats["allocated_bytes.all.current"] == 0, stats
+        torch.cuda.empty_cache()
+        assert st.standin_used_bytes(0) == 0 == mybackend.cuda.memory_stats()["reserved_bytes.all.current"], st.standin_used_bytes(0)
+        """,
+        swap,
+        MYBACKEND_STANDIN_LAZY="1",
+        PYTORCH_ALLOC_CONF=conf,
+    )
+
+
+# --- Beside the native allocator -----------------------------------------------------------------
+
+SCRIPT = """
+import random
+random.seed(3)
+torch.cuda.memory._record_memory_history(stacks="python") if HISTORY else None
+side = torch.cuda.Stream(); live = []; pool = torch.cuda.MemPool()
+for step in range(3000):
+    what = random.random()
+    if what < 0.5 or not live:
+        size = int(2 ** random.uniform(0, 25))
+        try:
+            if what < 0.05:
+                with torch.cuda.stream(side): live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            elif what < 0.1:
+                with torch.cuda.use_mem_pool(pool): live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            else:
+                live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        except torch.cuda.OutOfMemoryError:
+            live.clear()
+    elif what < 0.93:
+        live.pop(random.randrange(len(live)))
+    elif what < 0.97:
+        random.choice(live).record_stream(side)
+    elif what < 0.98:
+        torch.cuda.synchronize()
+    elif what < 0.985:
+        torch.cuda.empty_cache()
+    elif what < 0.99:
+        torch.cuda.reset_peak_memory_stats()
+stats = torch.cuda.memory_stats()
+snapshot = torch.cuda.memory._snapshot()
+segments = [[s["address"], s["total_size"], s["stream"] != 0, s["segment_type"], s["segment_pool_id"],
+             [[b["size"], b["requested_size"], b["state"]] for b in s["blocks"]]] for s in snapshot["segments"]]
+actions = [[e["action"], e.get("addr"), e["size"], e["stream"] != 0] for e in snapshot["device_traces"][0]]
+print(json.dumps([stats, segments, actions, snapshot["allocator_settings"]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        "",
+        "expandable_segments:True",
+        "max_split_size_mb:24",
+        "roundup_power2_divisions:4",
+        "garbage_collection_threshold:0.6",
+    ],
+)
+@pytest.mark.parametrize("capacity", [8 * GIB, 300 << 20])
+def test_a_program_leaves_the_same_statistics(conf: str, capacity: int) -> None:
+    results = []
+    for swap in (NATIVE, COMPLETE):
+        out = run(
+            "HISTORY = True\n" + SCRIPT,
+            swap,
+            PYTORCH_ALLOC_CONF=conf,
+            MYBACKEND_STANDIN_CAPACITY=str(capacity),
+            MYBACKEND_STANDIN_LAZY="1",
+        )
+        results.append(json.loads(out))
+    native, ours = results
+    assert native[0] == ours[0], {k: (v, ours[0].get(k)) for k, v in native[0].items() if ours[0].get(k) != v}
+    assert native[1] == ours[1]
+    assert native[2] == ours[2]
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:128,roundup_power2_divisions:8"])
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.name.split(".")[0])
+def test_traces(trace: Path, conf: str, tmp_path: Path) -> None:
+    """Both allocators, the same trace, read through the same interface of torch."""
+    import gzip
+
+    plain = tmp_path / "trace"
+    plain.write_bytes(gzip.decompress(trace.read_bytes()))
+    results = []
+    for swap in (NATIVE, COMPLETE):
+        out = run(
+            f"""
+            torch.cuda.init()
+            replay = ctypes.CDLL({FOLDER + "/libreplay.so"!r})
+            replay.replay_trace.restype = ctypes.c_char_p
+            print(replay.replay_trace({str(plain)!r}).decode())
+            """,
+            swap,
+            PYTORCH_ALLOC_CONF=conf,
+            MYBACKEND_STANDIN_CAPACITY=str(64 * GIB),
+            MYBACKEND_STANDIN_LAZY="1",
+        )
+        results.append(json.loads(out))
+    native, ours = results
+    assert native["stats"] == ours["stats"], {
+        k: (v, ours["stats"].get(k)) for k, v in native["stats"].items() if ours["stats"].get(k) != v
+    }
+    assert native["oom"] == ours["oom"]
+    assert native["segments"] == ours["segments"]
+    assert len(native["actions"]) == len(ours["actions"])
+    assert native["actions"] == ours["actions"]

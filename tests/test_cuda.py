@@ -218,6 +218,22 @@ def test_without_a_driver(run_python, device: str | None) -> None:
     )
 
 
+def test_tensors_in_gpu_memory_are_refused_by_name(run_cuda) -> None:
+    run_cuda(
+        """
+        import torch
+        assert malloc(100)
+        try:
+            torch.ones(2, device="mybackend")
+            raise SystemExit("no error")
+        except NotImplementedError as e:
+            assert "in GPU memory are not supported yet" in str(e), e
+        assert cuda.memory_stats(0)["allocation.all.current"] == 1
+        """,
+        MYBACKEND_ALLOC_CONF="driver:cuda",
+    )
+
+
 def test_swapping_in_needs_a_cuda_build_of_torch(run_python) -> None:
     run_python(
         """

@@ -37,14 +37,19 @@ def test_forks_while_threads_allocate(run_python) -> None:
         def churn():
             while not stop:
                 a = torch.empty(5000, device="mybackend"); b = mybackend.allocate_aligned_bytes(3000); a.fill_(1.0); del a, b
+        def check():
+            x = torch.full((100,), 2., device="mybackend")
+            return (x + x).sum().item() == 400 and len(mybackend.allocate_aligned_bytes(70)) == 70
+        # Every kernel once, before the forks: torch chooses its kernels in function-local statics at their first call,
+        # and a child waits for ever for one that another thread was in.
+        torch.empty(5000, device="mybackend").fill_(1.0)
+        assert check()
         threads = [threading.Thread(target=churn) for _ in range(3)]
         [t.start() for t in threads]
         for _ in range(15):
             pid = os.fork()
             if pid == 0:
-                x = torch.full((100,), 2., device="mybackend")
-                ok = (x + x).sum().item() == 400 and len(mybackend.allocate_aligned_bytes(70)) == 70
-                os._exit(0 if ok else 1)
+                os._exit(0 if check() else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         stop = True
         [t.join() for t in threads]

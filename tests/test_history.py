@@ -149,12 +149,13 @@ def test_mem_pool() -> None:
     assert segments[0]["address"] <= x.data_ptr() < segments[0]["address"] + segments[0]["total_size"]
     assert not segments[0]["address"] <= y.data_ptr() < segments[0]["address"] + segments[0]["total_size"]
     stats = memory.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"]
-    assert stats[pool.id]["current"] == segments[0]["total_size"]
-    pool_id = pool.id
+    key = f"{pool.id[0]}_{pool.id[1]}"  # as torch.cuda names it
+    assert stats[key]["all"]["current"] == stats[key]["large_pool"]["current"] == segments[0]["total_size"]
+    assert memory.memory_stats()[f"reserved_bytes_by_private_pools.{key}.small_pool.current"] == 0
     del x
     del pool
     gc.collect()
-    assert memory.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"][pool_id]["current"] == 0
+    assert memory.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"][key]["all"]["current"] == 0
     with pytest.raises(ValueError, match="is on mybackend:0"):
         pool = torch.mybackend.MemPool()
         with torch.mybackend.use_mem_pool(pool, "mybackend:1"):

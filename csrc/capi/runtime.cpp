@@ -111,8 +111,11 @@ Status Runtime::start_locked() {
   if (settings.driver == "cuda" || settings.driver == "hip") {
     if (Status status = start_cuda_locked(settings.driver == "hip"); !status.ok())
       return {status.code(), "driver:" + settings.driver + ": " + status.message()};
-    memory_.store(cuda_memory_if_started(), std::memory_order_release);
-    return {};
+    // Operators run on the CPU: they must not be handed memory that only a GPU can read.
+    return {StatusCode::kNotSupported,
+            "driver:" + settings.driver +
+                ": tensors of the device `mybackend` in GPU memory are not supported yet; mybackend.cuda.install() "
+                "and mybackend.cuda.pluggable_allocator() put this allocator under torch.cuda"};
   }
   SimOptions options;
   options.device_count = static_cast<int>(settings.device_count);

@@ -33,7 +33,7 @@ class Runtime {
   DeviceMemory* memory_if_started() const noexcept { return memory_.load(std::memory_order_acquire); }
 
   // GPUs for the allocators that stand in for torch.cuda's: started by their first use, whatever
-  // `driver` says. memory() gives the same object where `driver` names GPUs.
+  // `driver` says (hip: AMD's).
   DeviceMemory* cuda_memory(Status* error);
   DeviceMemory* cuda_memory_if_started() const noexcept { return cuda_memory_.load(std::memory_order_acquire); }
 

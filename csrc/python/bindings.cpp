@@ -64,7 +64,7 @@ py::dict memory_stats(int device) {
   py::dict result = stats_dict(glue::memory().stats(device));
   py::dict by_pool;
   for (const auto& [id, stats] : allocator.private_pool_reserved_bytes())
-    by_pool[py::make_tuple(id.first, id.second)] = stat_array_dict(stats);
+    by_pool[py::str(std::to_string(id.first) + "_" + std::to_string(id.second))] = stat_array_dict(stats);
   result["reserved_bytes_by_private_pools"] = by_pool;
   return result;
 }

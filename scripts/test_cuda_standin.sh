@@ -10,8 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV="${MYBACKEND_CUDA_VENV:-$ROOT/.venv-cuda}"
 PYTHON="$VENV/bin/python"
-WORK="$ROOT/build/cuda"
-say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+source scripts/cuda_environment.sh
 
 if [ ! -x "$PYTHON" ]; then
   say "making $VENV"
@@ -21,20 +20,8 @@ if ! (cd / && "$PYTHON" -c 'import torch; assert torch.version.cuda' 2> /dev/nul
   say "installing ${MYBACKEND_CUDA_TORCH:-torch==2.14.1} (5.5 GB)"
   "$PYTHON" -m pip install --quiet "${MYBACKEND_CUDA_TORCH:-torch==2.14.1}" numpy
 fi
-"$PYTHON" -c 'import ninja, pytest, wheel, setuptools, numpy' 2> /dev/null ||
-  "$PYTHON" -m pip install --quiet 'setuptools>=70' wheel ninja 'pytest>=8' numpy
-
-# A copy of the sources: the build in the project's own folder belongs to another torch.
-say "building mybackend for $(cd /; "$PYTHON" -c 'import torch; print("torch", torch.__version__)')"
-mkdir -p "$WORK/src/mybackend"
-cp -rpu csrc setup.py pyproject.toml README.md LICENSE* mybackend_autoload.py "$WORK/src/"
-cp -pu mybackend/*.py mybackend/*.pyi mybackend/py.typed "$WORK/src/mybackend/"
-(cd "$WORK/src" && find csrc -type f | while read -r file; do [ -e "$ROOT/$file" ] || rm "$file"; done)
-if ! (cd "$WORK/src" && PATH="$VENV/bin:$PATH" "$PYTHON" -m pip install --no-build-isolation --no-deps --editable . > "$WORK/build.log" 2>&1); then
-  tail -n 60 "$WORK/build.log" >&2
-  echo "error: the build failed; the whole log is in build/cuda/build.log" >&2
-  exit 1
-fi
+(cd / && "$PYTHON" -c 'import pytest' 2> /dev/null) || "$PYTHON" -m pip install --quiet 'pytest>=8'
+build_copy
 
 say "building the stand-ins"
 SITE=$("$PYTHON" -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("torch").submodule_search_locations[0]))')

@@ -185,11 +185,13 @@ def test_the_context_goes_away(run_cuda) -> None:
 def test_a_child_process_is_told(run_cuda) -> None:
     run_cuda(
         """
-        import os
+        import os, torch
         a = malloc(1000)
+        x = torch.ones(10, device="mybackend"); assert (x + x).sum().item() == 20
         pid = os.fork()
         if pid == 0:
             ok = malloc(10) is None and "forked subprocess" in error()
+            ok = ok and (x + x).sum().item() == 20             # host memory goes on
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert malloc(1000)

@@ -56,18 +56,20 @@ void Runtime::prepare_fork() {
   cpu_pool::lock_for_fork();
   tracker_detail::lock_for_fork();
   pinned_.lock_for_fork();
-  driver_forks_ = true;
-  for (DeviceMemory* memory : started()) driver_forks_ = memory->lock_for_fork() && driver_forks_;
+  driver_forks_ = memory_if_started() == nullptr || memory_if_started()->lock_for_fork();
+  cuda_forks_ = cuda_memory_if_started() == nullptr || cuda_memory_if_started()->lock_for_fork();
 }
 
 void Runtime::after_fork(bool in_child) {
-  for (DeviceMemory* memory : started()) memory->unlock_after_fork(in_child);
+  if (DeviceMemory* memory = cuda_memory_if_started()) memory->unlock_after_fork(in_child);
+  if (DeviceMemory* memory = memory_if_started()) memory->unlock_after_fork(in_child);
   pinned_.unlock_after_fork(in_child);
   tracker_detail::unlock_after_fork();
   cpu_pool::unlock_after_fork();
   cpu_allocator::unlock_after_fork();
   mutex_.unlock();
   if (in_child && !driver_forks_) bad_fork_.store(true);
+  if (in_child && !cuda_forks_) cuda_bad_fork_.store(true);
 }
 
 Status Runtime::read_environment() {
@@ -87,13 +89,6 @@ Status Runtime::configure(std::string_view text, const std::string& origin) {
   std::lock_guard lock(mutex_);
   environment_status_ = {};
   return {};
-}
-
-std::vector<DeviceMemory*> Runtime::started() const {
-  std::vector<DeviceMemory*> result;
-  if (DeviceMemory* memory = memory_if_started()) result.push_back(memory);
-  if (DeviceMemory* memory = cuda_memory_if_started(); memory != nullptr && memory != memory_if_started()) result.push_back(memory);
-  return result;
 }
 
 Status Runtime::start_cuda_locked(bool hip) {
@@ -144,7 +139,7 @@ Status Runtime::bad_fork_error() const {
 }
 
 DeviceMemory* Runtime::cuda_memory(Status* error) {
-  if (is_in_bad_fork()) {
+  if (cuda_bad_fork_.load()) {
     *error = bad_fork_error();
     return nullptr;
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/config.h"
 #include "core/device_memory.h"
@@ -51,7 +50,6 @@ class Runtime {
   Status start_locked();
   Status start_cuda_locked(bool hip);
   Status bad_fork_error() const;
-  std::vector<DeviceMemory*> started() const;
 
   Config config_;
   PinnedCache pinned_;
@@ -62,7 +60,8 @@ class Runtime {
   std::atomic<DeviceMemory*> memory_{nullptr};
   std::atomic<DeviceMemory*> cuda_memory_{nullptr};
   std::atomic<bool> bad_fork_{false};
-  bool driver_forks_ = true;  // what the drivers said in prepare_fork
+  std::atomic<bool> cuda_bad_fork_{false};
+  bool driver_forks_ = true, cuda_forks_ = true;  // what the drivers said in prepare_fork
 };
 
 }  // namespace mybackend

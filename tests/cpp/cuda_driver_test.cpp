@@ -113,6 +113,8 @@ void calls() {
 
   CHECK(driver->memory_free(1, a).ok() && driver->memory_free(1, a).code() == StatusCode::kInvalidArgument);
   CHECK(driver->prepare_fork().code() == StatusCode::kNotSupported);
+  driver->after_fork_in_parent();
+  CHECK(driver->device_of(&info) == -1);
 }
 
 // The symbol's next call fails, the caller hears of it by name, and a second try succeeds.

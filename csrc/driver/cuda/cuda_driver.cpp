@@ -534,8 +534,16 @@ Status CudaDriver::event_elapsed_ns(EventHandle start, EventHandle end, std::int
   return {};
 }
 
+// The child may still ask whose memory something is.
 Status CudaDriver::prepare_fork() noexcept {
+  ranges_mutex_.lock();
+  events_mutex_.lock();
   return {StatusCode::kNotSupported, "a child process cannot use its parent's GPU state"};
+}
+
+void CudaDriver::after_fork_in_parent() noexcept {
+  events_mutex_.unlock();
+  ranges_mutex_.unlock();
 }
 
 #undef MYBACKEND_ON_DEVICE

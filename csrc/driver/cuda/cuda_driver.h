@@ -65,8 +65,8 @@ class CudaDriver final : public Driver {
   Status event_elapsed_ns(EventHandle start, EventHandle end, std::int64_t* out) noexcept override;
 
   Status prepare_fork() noexcept override;
-  void after_fork_in_parent() noexcept override {}
-  void after_fork_in_child() noexcept override {}
+  void after_fork_in_parent() noexcept override;
+  void after_fork_in_child() noexcept override { after_fork_in_parent(); }
 
   const cuda::Api& api() const noexcept { return api_; }
 

@@ -29,6 +29,7 @@ DEFAULT_FILES = (
     "test_serialization.py",
 )
 DEVICES = ("cpu", "mybackend")
+PLUGINS = Path(__file__).resolve().parent / "upstream"
 
 
 def common_name(name: str) -> str:
@@ -42,9 +43,22 @@ def run_file(tests: Path, file: str, device: str, workers: int, timeout: int) ->
     environment["PYTORCH_TESTING_DEVICE_ONLY_FOR"] = device
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["MYBACKEND_AUTOLOAD"] = "1"
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PLUGINS), environment.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-W", "ignore"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--noconftest",
+            "-p",
+            "upstream_compat",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "ignore",
+        ]
         command += ["-n", str(workers), "--dist", "worksteal", "--maxfail=100000", f"--junitxml={report}"]
         command += ["--rootdir", str(tests), "-c", "/dev/null", file]
         try:
@@ -62,6 +76,8 @@ def run_file(tests: Path, file: str, device: str, workers: int, timeout: int) ->
             output = f"no end within {timeout} s\n{expired.output or ''}"
         if not report.exists():
             raise SystemExit(f"{file} on {device}: pytest wrote no report\n{output[-3000:]}")
+        if done_nothing := re.search(r"ERROR collecting.*?\nE +(.+)", output, flags=re.DOTALL):
+            raise SystemExit(f"{file} on {device}: cannot be imported: {done_nothing.group(1).splitlines()[0]}")
         outcomes: dict[str, str] = {}
         for case in ElementTree.parse(report).getroot().iter("testcase"):
             kinds = {child.tag for child in case}

@@ -189,3 +189,21 @@ def test_empty_tensors_touch_no_counter() -> None:
     y = x + x
     assert y.shape == (0, 5)
     assert torch.mybackend.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool, torch.complex64])
+def test_uninitialized_memory_of_deterministic_programs(dtype: torch.dtype) -> None:
+    def made(device: str) -> list[torch.Tensor]:
+        grown = torch.ones(3, dtype=dtype, device=device).resize_(10)
+        return [
+            torch.empty(5, dtype=dtype, device=device),
+            torch.empty_strided((2, 3), (3, 1), dtype=dtype, device=device),
+            grown,
+        ]
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        for ours, theirs in zip(made("mybackend"), made("cpu"), strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True, rtol=0, atol=0)
+    finally:
+        torch.use_deterministic_algorithms(False)

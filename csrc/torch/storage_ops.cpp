@@ -1,6 +1,8 @@
 // Operators about storage and shape: they make, resize and rearrange tensors and compute nothing.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
@@ -49,19 +51,29 @@ class DeviceScope {
   const c10::DeviceIndex previous_;
 };
 
+// torch.use_deterministic_algorithms: what was never written is NaN, or the largest integer.
+bool fills_uninitialized_memory() {
+  return at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory();
+}
+
+at::Tensor filled(at::Tensor tensor) {
+  if (C10_UNLIKELY(fills_uninitialized_memory())) at::native::fill_empty_deterministic_(tensor);
+  return tensor;
+}
+
 at::Tensor empty_memory_format(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
                                std::optional<c10::Device> device, std::optional<bool> pin_memory,
                                std::optional<c10::MemoryFormat> memory_format) {
   check_options(layout, pin_memory);
   DeviceScope scope(device_of(device));
-  return at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), memory_format);
+  return filled(at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), memory_format));
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<c10::Layout> layout, std::optional<c10::Device> device, std::optional<bool> pin_memory) {
   check_options(layout, pin_memory);
   DeviceScope scope(device_of(device));
-  return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
+  return filled(at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype)));
 }
 
 void resize_tensor(c10::TensorImpl* impl, c10::IntArrayRef size, at::OptionalIntArrayRef stride) {
@@ -94,6 +106,7 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::op
     TORCH_CHECK(*memory_format != c10::MemoryFormat::Preserve, "Unsupported memory format", *memory_format);
     self.unsafeGetTensorImpl()->empty_tensor_restride(*memory_format);
   }
+  if (C10_UNLIKELY(fills_uninitialized_memory())) at::native::fill_resize_deterministic_(self, static_cast<std::int64_t>(old_nbytes));
   return self;
 }
 

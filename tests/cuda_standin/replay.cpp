@@ -102,15 +102,17 @@ extern "C" const char* replay_trace(const char* path) {
     write_stat(out, s.name[i]);                  \
     out << ", ";                                 \
   }
-  ARRAY(allocation)
-  ARRAY(segment)
-  ARRAY(active)
-  ARRAY(inactive_split)
-  ARRAY(allocated_bytes)
-      ARRAY(reserved_bytes) ARRAY(active_bytes) ARRAY(inactive_split_bytes) ARRAY(requested_bytes)
+  ARRAY(allocation);
+  ARRAY(segment);
+  ARRAY(active);
+  ARRAY(inactive_split);
+  ARRAY(allocated_bytes);
+  ARRAY(reserved_bytes);
+  ARRAY(active_bytes);
+  ARRAY(inactive_split_bytes);
+  ARRAY(requested_bytes);
 #undef ARRAY
-          out
-      << "\"oversize_allocations\": ";
+  out << "\"oversize_allocations\": ";
   write_stat(out, s.oversize_allocations);
   out << ", \"oversize_segments\": ";
   write_stat(out, s.oversize_segments);

@@ -76,14 +76,27 @@ def from_file(
 
 
 def mapping(tensor: torch.Tensor) -> dict[str, Any] | None:
-    """Of a tensor over a file: its `path`, mapped `bytes`, `resident_bytes` (in memory now), and
-    whether it `is_shared`. None for other tensors."""
-    return _C._storage_region(tensor.untyped_storage())
+    """Of a tensor over a file, also of one that was loaded from a mapped checkpoint: the file's
+    `path`, the `bytes` of its storage, `resident_bytes` (of their pages, in memory now), and whether
+    the mapping `is_shared`. None for other tensors."""
+    storage = tensor.untyped_storage()
+    if storage.device.type != _NAME:
+        raise ValueError(f"expected a {_NAME} tensor, not one on {storage.device}")
+    found = _C._storage_region(storage)
+    if found is None:
+        cpu = _C._storage_backing(storage)
+        known = None if cpu is None else _mapping_below(cpu)
+        if known is None:
+            return None
+        found = {"path": known.path, "is_shared": known.is_shared}
+    return {**found, "bytes": storage.nbytes(), "resident_bytes": _C._storage_resident_bytes(storage)}
 
 
 def advise(tensor: torch.Tensor, advice: str) -> None:
     """How a mapped tensor will be read: "normal", "random", "sequential", "willneed" (prefetch it
     now) or "hugepages". Raises ValueError for a tensor that is not over a file."""
+    if mapping(tensor) is None:
+        raise ValueError("the tensor is not over a mapping of a file")
     _C._storage_advise(tensor.untyped_storage(), advice)
 
 
@@ -152,39 +165,56 @@ def _regular(path: str) -> str:
 
 # --- torch.load -----------------------------------------------------------------------------------
 
-# Mappings of torch.UntypedStorage.from_file, which torch.load(mmap=True) cuts its storages from:
-# (first byte, end, weak reference).
-_mappings: list[tuple[int, int, reductions.StorageWeakRef]] = []
+
+class _Mapping(NamedTuple):
+    """A mapping of torch.UntypedStorage.from_file, which torch.load(mmap=True) cuts its storages from."""
+
+    begin: int
+    end: int
+    storage: reductions.StorageWeakRef
+    path: str
+    is_shared: bool
+
+
+_mappings: list[_Mapping] = []
 _mappings_lock = threading.Lock()
 
 
 def _note_mappings() -> None:
     original = torch.UntypedStorage.from_file
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     @functools.wraps(original)
-    def noted(*args: Any, **kwargs: Any) -> torch.UntypedStorage:
-        storage = original(*args, **kwargs)
+    def noted(filename: Any, shared: bool = False, nbytes: int = 0) -> torch.UntypedStorage:
+        if not shared and nbytes > memory_bytes and os.path.exists(filename) and os.path.getsize(filename) >= nbytes:
+            # PyTorch's mapping asks that all of it could be written to, and is refused (and leaves
+            # its descriptor open).
+            storage = _C._map_file(os.fspath(filename), "private", 0, nbytes, None)
+        else:
+            storage = original(filename, shared, nbytes)
         if storage.nbytes() > 0:
             with _mappings_lock:
-                _mappings[:] = [m for m in _mappings if not m[2].expired()]
-                begin = storage.data_ptr()
-                _mappings.append((begin, begin + storage.nbytes(), reductions.StorageWeakRef(storage)))
+                _mappings[:] = [known for known in _mappings if not known.storage.expired()]
+                begin, weak = storage.data_ptr(), reductions.StorageWeakRef(storage)
+                _mappings.append(_Mapping(begin, begin + storage.nbytes(), weak, os.fspath(filename), bool(shared)))
         return storage
 
     torch.UntypedStorage.from_file = staticmethod(noted)  # type: ignore[method-assign, assignment]
 
 
-def _is_mapped(storage: torch.UntypedStorage) -> bool:
+def _mapping_below(storage: torch.UntypedStorage) -> _Mapping | None:
     begin = storage.data_ptr()
     with _mappings_lock:
-        return any(first <= begin < end and not ref.expired() for first, end, ref in _mappings)
+        return next(
+            (known for known in _mappings if known.begin <= begin < known.end and not known.storage.expired()), None
+        )
 
 
 def _deserialize(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
     """A storage of a mapped checkpoint becomes a device storage over the same bytes. None: whoever
     is asked next copies it."""
     match = re.fullmatch(rf"{_NAME}(?::?(\d+))?", location)
-    if match is None or storage.device.type != "cpu" or storage.nbytes() == 0 or not _is_mapped(storage):
+    if match is None or storage.device.type != "cpu" or storage.nbytes() == 0 or _mapping_below(storage) is None:
         return None
     index = int(match[1]) if match[1] is not None else _C._current_device()
     return _C._storage_over(storage, index)
@@ -229,6 +259,31 @@ def _rebuild(cpu: torch.UntypedStorage, device: int, strategy: str, name: str) -
         return storage
 
 
+_SHM = "/dev/shm"
+
+
+def _new_shared(nbytes: int) -> torch.UntypedStorage:
+    """Raises torch.OutOfMemoryError when the shared memory is full."""
+    try:
+        return torch.UntypedStorage._new_shared(nbytes)
+    except RuntimeError as error:
+        # PyTorch leaves behind what it had made: the name, and a descriptor of it.
+        match = re.search(r"</(torch_\w+)>", str(error))
+        if match is None:
+            raise
+        name = f"{_SHM}/{match[1]}"
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{descriptor}") in (name, f"{name} (deleted)"):
+                    os.close(int(descriptor))
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        space = os.statvfs(_SHM)
+        raise torch.OutOfMemoryError(
+            f"cannot move {nbytes} bytes to shared memory, {_SHM} has {space.f_bavail * space.f_frsize} bytes free: {error}"
+        ) from error
+
+
 def _share(storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, str, str]:
     """Moves a device storage into shared memory, once. Returns the CPU storage below it, the
     sharing strategy, and its name."""
@@ -239,7 +294,7 @@ def _share(storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, str, st
         if cpu is not None and known is not None and not known.cpu.expired() and known.strategy == strategy:
             return cpu, strategy, known.name
         # PyTorch would move a CPU storage of the other strategy from under the device's.
-        cpu = torch.UntypedStorage._new_shared(storage.nbytes())
+        cpu = _new_shared(storage.nbytes())
         _C._storage_move(storage, cpu)
         name = os.fsdecode(cpu._share_filename_cpu_()[1]) if strategy == "file_system" else ""
         _note_shared(cpu, storage, strategy, name)
@@ -272,7 +327,7 @@ def _remove_names() -> None:
             except OSError:
                 continue
         with contextlib.suppress(OSError):
-            os.unlink(f"/dev/shm/{match[1]}")
+            os.unlink(f"{_SHM}/{match[1]}")
     _names.clear()
 
 
@@ -313,11 +368,11 @@ def _patch_sharing() -> None:
         return cpu is not None and cpu.is_shared()
 
     def file_of(self: torch.UntypedStorage) -> str | None:
-        if self.device.type != _NAME:
-            return filename.fget(self)  # type: ignore[attr-defined]
         region = _C._storage_region(self)
         if region is not None:
             return region["path"] or None
+        if self.device.type != _NAME:
+            return filename.fget(self)  # type: ignore[attr-defined]
         cpu = _C._storage_backing(self)
         return None if cpu is None else cpu.filename
 

@@ -21,5 +21,5 @@ export ASAN_OPTIONS="detect_leaks=0:abort_on_error=1"
 "$PYTHON" -c 'import mybackend; print("testing", mybackend.__file__)'
 # Two tests cannot run so: AddressSanitizer makes mlock do nothing, and its own memory exceeds the
 # limit on private memory.
-exec "$VENV/bin/pytest" -n 2 --deselect test_pinned.py::test_not_being_locked_is_reported \
+exec "$VENV/bin/pytest" -n 2 --rootdir . --deselect test_pinned.py::test_not_being_locked_is_reported \
   --deselect test_mapped.py::test_a_training_run_in_files_below_the_memory_limit -q -p no:cacheprovider test_mapped.py test_sharing.py test_storage.py test_pinned.py test_plan.py "$@"

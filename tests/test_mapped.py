@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mybackend import config, memory, storage
 
@@ -129,6 +131,68 @@ def test_bad_files(tmp_path: Path, kind: str, load: str) -> None:
     assert mappings_of(path) == 0
 
 
+@pytest.mark.parametrize("load", ["from_file", "torch", "safetensors", "checkpoint"])
+def test_a_growing_file(tmp_path: Path, load: str) -> None:
+    """Bytes that come later, also while it is mapped, are not in the way."""
+    path = tmp_path / "growing"
+    data = torch.arange(2000.0)
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "from_file": lambda: storage.from_file(path, (2000,)),
+        "torch": lambda: torch.from_file(str(path), shared=True, size=2000, dtype=torch.float32, device="mybackend"),
+        "safetensors": lambda: storage.load_safetensors(path)["x"],
+        "checkpoint": lambda: torch.load(path, mmap=True, map_location="mybackend"),
+    }
+    if load == "safetensors":
+        write_safetensors(
+            path, {"x": {"dtype": "F32", "shape": [2000], "data_offsets": [0, 8000]}}, data.numpy().tobytes()
+        )
+    elif load == "checkpoint":
+        torch.save(data, path)
+    else:
+        path.write_bytes(data.numpy().tobytes())
+    x = calls[load]()
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"more" * 5000)
+    assert path.stat().st_size == size + 20_000 and torch.equal(x.cpu(), data)
+    assert torch.equal(calls[load]().cpu(), data) and path.stat().st_size == size + 20_000
+    del x
+    gc.collect()
+    assert mappings_of(path) == 0
+
+
+@pytest.mark.parametrize("load", ["from_file", "torch", "safetensors", "checkpoint"])
+def test_a_file_larger_than_memory(tmp_path: Path, load: str) -> None:
+    """A sparse file: it is mapped whole, and a part of it is read and written to."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    count = 2 * memory_bytes // 4
+    path = tmp_path / "huge"
+    if load == "checkpoint":
+        with FakeTensorMode():
+            x = torch.empty(count)
+        with torch.serialization.skip_data(materialize_fake_tensors=True):
+            torch.save(x, path)
+    else:
+        write_safetensors(path, {"x": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}, b"")
+        with path.open("r+b") as file:
+            file.truncate((path.stat().st_size if load == "safetensors" else 0) + 4 * count)
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "from_file": lambda: storage.from_file(path, (count,)),
+        "torch": lambda: torch.from_file(str(path), shared=False, size=count, dtype=torch.float32, device="mybackend"),
+        "safetensors": lambda: storage.load_safetensors(path)["x"],
+        "checkpoint": lambda: torch.load(path, mmap=True, map_location="mybackend"),
+    }
+    x = calls[load]()
+    assert x.device.type == "mybackend" and x.shape == (count,)
+    assert x[-1].item() == 0 and x[count // 2 : count // 2 + 1000].sum().item() == 0
+    x[count // 2] = 3
+    assert x[count // 2].item() == 3
+    del x
+    gc.collect()
+    assert mappings_of(path) == 0
+    assert calls[load]()[count // 2].item() == 0  # it was a change of this process
+
+
 def test_a_full_disk_loses_nothing(run_python, tmp_path: Path) -> None:
     """RLIMIT_FSIZE stands for a disk that is full."""
     path = tmp_path / "grow.bin"
@@ -217,6 +281,20 @@ def test_a_checkpoint_of_the_device(tmp_path: Path) -> None:
     assert torch.mybackend.memory_allocated() > before and torch.equal(read["x"], loaded["x"])
 
 
+def test_a_loaded_tensor_is_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save(torch.arange(100_000.0), path)
+    x = torch.load(path, mmap=True, map_location="mybackend")
+    info = storage.mapping(x[5:])
+    assert info is not None and info["path"] == str(path) and info["bytes"] == 400_000 and not info["is_shared"]
+    storage.advise(x, "random")
+    storage.advise(x, "willneed")
+    assert x.sum().item() > 0
+    assert storage.mapping(x)["resident_bytes"] >= 400_000  # type: ignore[index]
+    with pytest.raises(ValueError, match="expected a mybackend tensor"):
+        storage.mapping(torch.ones(1))
+
+
 def test_load_state_dict_assign(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     reference = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 5))
@@ -281,11 +359,24 @@ def test_corrupt_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "good.pt"
     torch.save(checkpoint(), path)
     good = path.read_bytes()
-    for number, bad in enumerate((good[: len(good) // 2], good[:100], b"PK\3\4" + b"\0" * 500, b"no checkpoint" * 50)):
+    middle = bytearray(good)
+    middle[len(good) - 200 : len(good) - 100] = b"\xff" * 100  # the zip's directory
+    for number, bad in enumerate(
+        (
+            good[: len(good) // 2],
+            good[:100],
+            middle,
+            b"PK\3\4" + b"\0" * 500,
+            b"no checkpoint" * 50,
+            pickle.dumps([1, "two"]),
+        )
+    ):
         path = tmp_path / f"bad{number}.pt"
         path.write_bytes(bad)
-        with pytest.raises((RuntimeError, ValueError, EOFError, OSError, __import__("pickle").UnpicklingError)):
-            torch.load(path, mmap=True, map_location="mybackend")
+        for weights_only in (True, False):
+            with pytest.raises((RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError)) as error:
+                torch.load(path, mmap=True, map_location="mybackend", weights_only=weights_only)
+            assert str(error.value)
 
 
 # --- The memory kind --------------------------------------------------------------------------------

@@ -42,13 +42,45 @@ int reserve(int descriptor, std::size_t bytes) {
   return ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
 }
 
+struct Pages {
+  Pages(const void* data, std::size_t bytes)
+      : begin(reinterpret_cast<std::uintptr_t>(data) / page_bytes() * page_bytes()),
+        bytes(round_up(reinterpret_cast<std::uintptr_t>(data) + bytes, page_bytes()) - begin) {}
+  void* data() const noexcept { return reinterpret_cast<void*>(begin); }
+  const std::uintptr_t begin;
+  const std::size_t bytes;
+};
+
 }  // namespace
+
+Status advise_pages(const void* data, std::size_t bytes, MapAdvice advice) noexcept {
+  const Pages pages(data, bytes);
+  int value = MADV_NORMAL;
+  switch (advice) {
+    case MapAdvice::kNormal: break;
+    case MapAdvice::kRandom: value = MADV_RANDOM; break;
+    case MapAdvice::kSequential: value = MADV_SEQUENTIAL; break;
+    case MapAdvice::kWillNeed: value = MADV_WILLNEED; break;
+    case MapAdvice::kHugePages: value = MADV_HUGEPAGE; break;
+  }
+  return madvise(pages.data(), pages.bytes, value) == 0 ? Status() : system_error("madvise", errno);
+}
+
+std::size_t resident_bytes(const void* data, std::size_t bytes) {
+  const Pages pages(data, bytes);
+  std::vector<unsigned char> resident(pages.bytes / page_bytes());
+  if (mincore(pages.data(), pages.bytes, resident.data()) != 0) return 0;
+  std::size_t count = 0;
+  for (unsigned char page : resident) count += page & 1;
+  return count * page_bytes();
+}
 
 Status MappedRegion::map_descriptor(int descriptor, MapAccess access, std::size_t offset, std::size_t bytes, std::string path,
                                     std::unique_ptr<MappedRegion>* out) {
   const std::size_t skipped = offset % page_bytes();
   const int protection = access == MapAccess::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
-  const int flags = access == MapAccess::kShared ? MAP_SHARED : MAP_PRIVATE;
+  // No reservation: a private mapping may be larger than memory, since most of it is only read.
+  const int flags = access == MapAccess::kShared ? MAP_SHARED : MAP_PRIVATE | MAP_NORESERVE;
   void* mapping = mmap(nullptr, bytes + skipped, protection, flags, descriptor, static_cast<off_t>(offset - skipped));
   if (mapping == MAP_FAILED) return system_error("cannot map " + std::to_string(bytes) + " bytes of '" + path + "'", errno);
   out->reset(new MappedRegion(mapping, bytes + skipped, skipped, bytes, access, std::move(path)));
@@ -129,30 +161,9 @@ MappedRegion::~MappedRegion() {
   munmap(mapping_, mapping_bytes_);
 }
 
-Status MappedRegion::advise(MapAdvice advice) noexcept {
-  int value = MADV_NORMAL;
-  switch (advice) {
-    case MapAdvice::kNormal: break;
-    case MapAdvice::kRandom: value = MADV_RANDOM; break;
-    case MapAdvice::kSequential: value = MADV_SEQUENTIAL; break;
-    case MapAdvice::kWillNeed: value = MADV_WILLNEED; break;
-    case MapAdvice::kHugePages: value = MADV_HUGEPAGE; break;
-  }
-  return madvise(mapping_, mapping_bytes_, value) == 0 ? Status() : system_error("madvise", errno);
-}
-
 Status MappedRegion::sync() noexcept {
   if (access_ != MapAccess::kShared) return {};
   return msync(mapping_, mapping_bytes_, MS_SYNC) == 0 ? Status() : system_error("msync", errno);
-}
-
-std::size_t MappedRegion::resident_bytes() const {
-  const std::size_t pages = round_up(mapping_bytes_, page_bytes()) / page_bytes();
-  std::vector<unsigned char> resident(pages);
-  if (mincore(mapping_, mapping_bytes_, resident.data()) != 0) return 0;
-  std::size_t count = 0;
-  for (unsigned char page : resident) count += page & 1;
-  return count * page_bytes();
 }
 
 }  // namespace mybackend

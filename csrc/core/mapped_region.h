@@ -24,6 +24,11 @@ enum class MapAccess : unsigned char {
 
 enum class MapAdvice : unsigned char { kNormal, kRandom, kSequential, kWillNeed, kHugePages };
 
+// For the pages of [data, data + bytes), which lie in one mapping.
+Status advise_pages(const void* data, std::size_t bytes, MapAdvice advice) noexcept;
+// Of these pages, bytes that are in memory.
+std::size_t resident_bytes(const void* data, std::size_t bytes);
+
 class MappedRegion {
  public:
   // Bytes [offset, offset + bytes) of a regular file; the offset need not be page aligned. With
@@ -47,11 +52,8 @@ class MappedRegion {
   MapAccess access() const noexcept { return access_; }
   const std::string& path() const noexcept { return path_; }  // empty when there is none
 
-  Status advise(MapAdvice advice) noexcept;
   // Writes changes of a shared mapping to the file before it returns.
   Status sync() noexcept;
-  // Of the mapping's pages, bytes that are in memory.
-  std::size_t resident_bytes() const;
 
  private:
   MappedRegion(void* mapping, std::size_t mapping_bytes, std::size_t skipped_bytes, std::size_t bytes, MapAccess access, std::string path)

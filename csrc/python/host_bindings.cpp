@@ -164,18 +164,22 @@ void bind_storage(py::module_& m) {
     if (region == nullptr) return py::none();
     py::dict d;
     d["path"] = region->path();
-    d["bytes"] = region->bytes();
-    d["resident_bytes"] = region->resident_bytes();
     d["is_shared"] = region->access() == MapAccess::kShared;
     return d;
+  });
+  m.def("_storage_resident_bytes", [](const py::object& storage) {
+    const c10::Storage bytes = torch::createStorage(storage.ptr());
+    return resident_bytes(bytes.data(), bytes.nbytes());
   });
   m.def("_storage_advise",
         [](const py::object& storage, const std::string& advice) { glue::advise(torch::createStorage(storage.ptr()), advice); });
   m.def("_storage_sync", [](const py::object& storage) { glue::sync(torch::createStorage(storage.ptr())); });
-  m.def("_map_file", [](const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, int device) {
-    return py::reinterpret_steal<py::object>(
-        torch::createPyObject(glue::map_file(path, access, offset, bytes, static_cast<c10::DeviceIndex>(device))));
-  });
+  m.def("_map_file",
+        [](const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, std::optional<int> device) {
+          const c10::Device where =
+              device.has_value() ? c10::Device(glue::kDeviceType, static_cast<c10::DeviceIndex>(*device)) : c10::Device(c10::kCPU);
+          return py::reinterpret_steal<py::object>(torch::createPyObject(glue::map_file(path, access, offset, bytes, where)));
+        });
 }
 
 }  // namespace mybackend

@@ -13,17 +13,22 @@
 namespace mybackend::glue {
 namespace {
 
-void delete_owner(void* owner) {
-  delete static_cast<c10::Storage*>(owner);
-}
-
-// What is queued on the device may still use the bytes.
-void delete_region(void* region) {
+// What is queued on the devices may still use bytes that are about to go.
+void finish_work() {
   if (DeviceMemory* memory = Runtime::get().memory_if_started()) {
     for (int device = 0; device < memory->device_count(); ++device) {
       if (memory->driver().maybe_busy(device)) (void)memory->driver().device_synchronize(device);
     }
   }
+}
+
+void delete_owner(void* owner) {
+  finish_work();
+  delete static_cast<c10::Storage*>(owner);
+}
+
+void delete_region(void* region) {
+  finish_work();
   delete static_cast<MappedRegion*>(region);
 }
 
@@ -35,14 +40,9 @@ c10::DataPtr bytes_over(c10::Storage cpu, c10::DeviceIndex device) {
 }
 
 c10::Storage make_storage(std::size_t nbytes, c10::DataPtr bytes) {
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(bytes), device_allocator(),
+  c10::Allocator* allocator = bytes.device().is_cpu() ? c10::GetAllocator(c10::kCPU) : device_allocator();
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(bytes), allocator,
                                                /*resizable=*/false);
-}
-
-MappedRegion& need_region(const c10::Storage& storage) {
-  MappedRegion* region = region_of(storage);
-  TORCH_CHECK_VALUE(region != nullptr, "the storage is not over a mapping of mybackend.storage.from_file or torch.from_file");
-  return *region;
 }
 
 }  // namespace
@@ -69,15 +69,15 @@ void move_storage(const c10::Storage& storage, c10::Storage cpu) {
   impl->set_resizable(false);
 }
 
-c10::Storage map_file(const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, c10::DeviceIndex device) {
+c10::Storage map_file(const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, c10::Device device) {
   TORCH_CHECK_VALUE(access == "private" || access == "shared" || access == "readonly",
                     "access: expected private, shared or readonly, not '", access, "'");
-  check_device_index(device);
+  if (!device.is_cpu()) check_device_index(device.index());
   std::unique_ptr<MappedRegion> region;
   const MapAccess mode = access == "private" ? MapAccess::kPrivate : access == "shared" ? MapAccess::kShared : MapAccess::kReadOnly;
   check(MappedRegion::map_file(path, mode, offset, bytes, &region));
   void* data = region->data();
-  return make_storage(bytes, {data, region.release(), &delete_region, c10::Device(kDeviceType, device)});
+  return make_storage(bytes, {data, region.release(), &delete_region, device});
 }
 
 MappedRegion* region_of(const c10::Storage& storage) noexcept {
@@ -92,13 +92,15 @@ void advise(const c10::Storage& storage, const std::string& advice) {
                                                          {"willneed", MapAdvice::kWillNeed},
                                                          {"hugepages", MapAdvice::kHugePages}};
   for (const auto& [name, value] : known) {
-    if (advice == name) return check(need_region(storage).advise(value));
+    if (advice == name) return check(advise_pages(storage.data(), storage.nbytes(), value));
   }
   TORCH_CHECK_VALUE(false, "advice: expected normal, random, sequential, willneed or hugepages, not '", advice, "'");
 }
 
 void sync(const c10::Storage& storage) {
-  check(need_region(storage).sync());
+  MappedRegion* region = region_of(storage);
+  TORCH_CHECK_VALUE(region != nullptr, "the storage is not over a mapping of mybackend.storage.from_file or torch.from_file");
+  check(region->sync());
 }
 
 namespace {
@@ -119,7 +121,7 @@ at::Tensor from_file(std::string_view filename, std::optional<bool> shared, std:
   TORCH_CHECK_VALUE(static_cast<std::uint64_t>(count) <= static_cast<std::uint64_t>(INT64_MAX) / item_bytes, "from_file: size ", count,
                     " overflows");
   const std::size_t bytes = static_cast<std::size_t>(count) * item_bytes;
-  result.set_(map_file(std::string(filename), shared.value_or(false) ? "shared" : "private", 0, bytes, index), 0, {count}, {1});
+  result.set_(map_file(std::string(filename), shared.value_or(false) ? "shared" : "private", 0, bytes, options.device()), 0, {count}, {1});
   return result;
 }
 

@@ -20,11 +20,12 @@ std::optional<c10::Storage> cpu_backing(const c10::Storage& storage);
 // from now on, under the storage and every view of it.
 void move_storage(const c10::Storage& storage, c10::Storage cpu);
 
-// A storage over bytes [offset, offset + bytes) of a file. `access`: private, shared or readonly.
-c10::Storage map_file(const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, c10::DeviceIndex device);
+// A storage over bytes [offset, offset + bytes) of a file, on one of our devices or on the CPU.
+// `access`: private, shared or readonly.
+c10::Storage map_file(const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, c10::Device device);
 // The mapping below the storage, or nullptr.
 MappedRegion* region_of(const c10::Storage& storage) noexcept;
-// `advice`: normal, random, sequential, willneed or hugepages. For storages over a mapping.
+// `advice`: normal, random, sequential, willneed or hugepages. For storages whose bytes are mapped.
 void advise(const c10::Storage& storage, const std::string& advice);
 void sync(const c10::Storage& storage);
 

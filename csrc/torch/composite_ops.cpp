@@ -170,9 +170,14 @@ at::Tensor dropout(const at::Tensor& input, double p, bool train) {
 std::int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                               const std::optional<at::Tensor>& mask, double dropout_p, bool is_causal, std::optional<double> scale,
                               bool enable_gqa) {
+  // vmap and its like wrap tensors: the choice is made for what the wrappers show, as on the CPU.
+  const c10::impl::ExcludeDispatchKeyGuard no_transforms(
+      c10::DispatchKeySet{c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                          c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
   const auto as_cpu = [](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.device().type() != kDeviceType) return tensor;
-    at::Tensor cpu = share_as_cpu(tensor);
+    at::Tensor cpu = tensor.has_storage() ? share_as_cpu(tensor)
+                                          : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kCPU));
     if (tensor.requires_grad() && at::GradMode::is_enabled()) cpu.set_requires_grad(true);
     return cpu;
   };

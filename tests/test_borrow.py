@@ -287,3 +287,42 @@ def test_foreach_and_fused_optimizers() -> None:
                 opt.step()
             results.append([p.detach().cpu() for p in model.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), cls
+
+
+def test_a_tensor_given_twice_is_one_tensor() -> None:
+    """Kernels compare their arguments: what is read and written at once is refused as on the CPU."""
+    y = torch.randn(4, 6, device="mybackend")
+    x = torch.zeros(0, device="mybackend")
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.cat((x, y), dim=0, out=x)
+    z = torch.ones(3, device="mybackend")
+    assert z.add_(z) is z and z.tolist() == [2, 2, 2]
+    assert torch.add(z, z, out=z) is z and z.tolist() == [4, 4, 4]
+    torch._foreach_add_([z, z], [z, z])
+    assert z.tolist() == [16, 16, 16]
+    views = [z[i] for i in range(3)] * 20
+    torch._foreach_add_(views, 1)
+    assert z.tolist() == [36, 36, 36]
+
+
+def test_lazy_clones() -> None:
+    """Reading keeps the bytes shared; who writes, in whatever order of arguments, gets bytes of its own."""
+    t = torch.arange(4.0, device="mybackend")
+    clone = t._lazy_clone()
+    assert (t + clone).tolist() == [0, 2, 4, 6]
+    assert torch._C._is_cow_tensor(t) and torch._C._is_cow_tensor(clone)
+    torch.mul(clone, clone, out=clone)  # read and written
+    assert clone.tolist() == [0, 1, 4, 9] and t.tolist() == [0, 1, 2, 3]
+    clone = t._lazy_clone()
+    torch.add(clone[:2], 1, out=clone[2:])  # one storage: read first, written later
+    assert clone.tolist() == [0, 1, 1, 2] and t.tolist() == [0, 1, 2, 3]
+    clone = t._lazy_clone()
+    torch._foreach_mul_([clone], 2)
+    assert clone.tolist() == [0, 2, 4, 6] and t.tolist() == [0, 1, 2, 3]
+    mean, variance = torch.zeros(3, device="mybackend"), torch.ones(3, device="mybackend")
+    kept = mean._lazy_clone()
+    torch.nn.functional.batch_norm(torch.randn(5, 3, device="mybackend") + 4, mean, variance, training=True)
+    assert mean.abs().min().item() > 0.1 and kept.tolist() == [0, 0, 0]
+    kept = t._lazy_clone()
+    t[1:].view(3).sinh_()  # a boxed kernel
+    assert kept.tolist() == [0, 1, 2, 3] and t[1].item() > 1.1

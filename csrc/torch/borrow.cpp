@@ -84,6 +84,7 @@ at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* a
   TensorAccess::keys(impl.get()) = to_cpu ? cpu_keys(tensor.key_set()) : device_keys(tensor.key_set());
   if (from->has_storage() && from->unsafe_storage()) {
     const c10::Storage& storage = from->unsafe_storage();
+    if (C10_UNLIKELY(storage.unsafeGetStorageImpl()->has_materializer())) storage.unsafeGetStorageImpl()->mutable_data();
     TensorAccess::storage(impl.get()) = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), storage.sym_nbytes(), shared_data_ptr(storage, device), allocator, /*resizable=*/true));
   }
@@ -133,7 +134,7 @@ void BorrowFrame::open() {
   opened_ = true;
 }
 
-const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written) {
+const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, bool may_change) {
   if (C10_UNLIKELY(!tensor.defined())) return tensor;
   if (C10_UNLIKELY(tensor.device().type() != kDeviceType)) {
     cpu_arguments_.push_back(tensor.unsafeGetTensorImpl());
@@ -143,6 +144,16 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written) 
   TORCH_CHECK_NOT_IMPLEMENTED(base->layout() == c10::kStrided, operator_name_, ": mybackend does not support the layout ", base->layout());
   c10::StorageImpl* base_storage = base->has_storage() ? base->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 
+  // Overlap checks compare tensors and storages: one tensor, one alias; one base storage, one below the aliases.
+  Alias* same = base_storage != nullptr ? find(base_storage) : nullptr;
+  if (C10_UNLIKELY(same != nullptr)) {
+    // A lazy clone's storage, which an earlier argument only reads, gets bytes of its own when this one writes.
+    if (C10_UNLIKELY(base_storage->has_materializer() && (is_written || may_change))) set_data(*same, base_storage);
+    if (Alias* again = find_base(base)) {
+      again->is_written |= is_written;
+      return shell_stack().shells[pool_base_ + static_cast<std::size_t>(again - aliases_.data())]->tensor;
+    }
+  }
   Shell& shell = shell_stack().push();
   c10::TensorImpl* impl = shell.tensor.unsafeGetTensorImpl();
   Alias entry{impl, nullptr, &tensor, base_storage, nullptr, 0, is_written};
@@ -152,33 +163,43 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written) 
 
   if (C10_UNLIKELY(base_storage == nullptr)) {
     TensorAccess::storage(impl) = c10::Storage();
+  } else if (C10_UNLIKELY(same != nullptr)) {
+    TensorAccess::storage(impl) = TensorAccess::storage(same->shell);
   } else {
-    const Alias* same = find(base_storage);
-    if (C10_UNLIKELY(same != nullptr)) {  // overlap checks compare storages: one base storage, one alias
-      TensorAccess::storage(impl) = TensorAccess::storage(same->shell);
-    } else {
-      if (C10_UNLIKELY(base_storage->has_materializer())) base_storage->mutable_data();
-      c10::StorageImpl* storage = shell.storage.unsafeGetStorageImpl();
-      entry.shell_storage = storage;
-      entry.data = base_storage->_mutable_data_ptr_no_checks().get();
-      entry.nbytes = base_storage->nbytes();
-      storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, kCpu);
-      storage->unsafe_set_nbytes(entry.nbytes);
-      storage->set_resizable(base_storage->resizable());
-    }
+    entry.shell_storage = shell.storage.unsafeGetStorageImpl();
+    if (C10_UNLIKELY(base_storage->has_materializer() && (is_written || may_change))) base_storage->mutable_data();
+    entry.data = base_storage->_mutable_data_ptr_no_checks().get();
+    entry.nbytes = base_storage->nbytes();
+    entry.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, kCpu);
+    entry.shell_storage->unsafe_set_nbytes(entry.nbytes);
+    entry.shell_storage->set_resizable(base_storage->resizable());
   }
   aliases_.push_back(entry);
   if (C10_UNLIKELY(aliases_.size() > kScanned)) index(aliases_.size() - 1);
   return shell.tensor;
 }
 
-const BorrowFrame::Alias* BorrowFrame::find(const void* key) const noexcept {
+void BorrowFrame::set_data(Alias& alias, c10::StorageImpl* base_storage) {
+  base_storage->mutable_data();
+  alias.data = base_storage->_mutable_data_ptr_no_checks().get();
+  alias.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(alias.data, kCpu);
+}
+
+BorrowFrame::Alias* BorrowFrame::find(const void* key) noexcept {
   if (C10_UNLIKELY(positions_ != nullptr)) {
     auto found = positions_->find(key);
     return found != positions_->end() ? &aliases_[found->second] : nullptr;
   }
-  for (const Alias& entry : aliases_) {
+  for (Alias& entry : aliases_) {
     if (entry.base_storage == key || entry.shell == key || entry.shell_storage == key) return &entry;
+  }
+  return nullptr;
+}
+
+BorrowFrame::Alias* BorrowFrame::find_base(const c10::TensorImpl* base) noexcept {
+  if (positions_ != nullptr) return find(base);
+  for (Alias& entry : aliases_) {
+    if (entry.base->unsafeGetTensorImpl() == base) return &entry;
   }
   return nullptr;
 }
@@ -190,14 +211,15 @@ void BorrowFrame::index(std::size_t position) {
     first = 0;
   }
   for (std::size_t i = first; i <= position; ++i) {
-    for (const void* key : {static_cast<const void*>(aliases_[i].base_storage), static_cast<const void*>(aliases_[i].shell),
-                            static_cast<const void*>(aliases_[i].shell_storage)}) {
+    for (const void* key :
+         {static_cast<const void*>(aliases_[i].base_storage), static_cast<const void*>(aliases_[i].shell),
+          static_cast<const void*>(aliases_[i].shell_storage), static_cast<const void*>(aliases_[i].base->unsafeGetTensorImpl())}) {
       if (key != nullptr) positions_->try_emplace(key, i);
     }
   }
 }
 
-const at::Tensor* BorrowFrame::argument_of(const at::Tensor& alias) const noexcept {
+const at::Tensor* BorrowFrame::argument_of(const at::Tensor& alias) noexcept {
   const Alias* entry = find(alias.unsafeGetTensorImpl());
   return entry != nullptr ? entry->base : nullptr;
 }

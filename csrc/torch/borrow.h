@@ -72,14 +72,14 @@ class BorrowFrame {
   // The alias of an argument; the argument itself when it is not on the device.
   //
   // The reference stays valid, and the alias the frame's, until the frame ends. `tensor` must
-  // live as long.
-  const at::Tensor& alias(const at::Tensor& tensor, bool is_written = false);
+  // live as long. `may_change`: a kernel may change its bytes although its schema does not say so.
+  const at::Tensor& alias(const at::Tensor& tensor, bool is_written = false, bool may_change = false);
   // Carries changes of size, storage and offset back to the written arguments.
   void write_back();
   // A result as the caller must see it. The tensor itself is changed where possible.
   at::Tensor adopt(at::Tensor&& result);
   // The argument whose alias this is, or nullptr.
-  const at::Tensor* argument_of(const at::Tensor& alias) const noexcept;
+  const at::Tensor* argument_of(const at::Tensor& alias) noexcept;
 
  private:
   struct Alias {
@@ -92,9 +92,12 @@ class BorrowFrame {
     bool is_written;
   };
 
-  // The first alias whose base storage, shell or shell storage is `key`, or nullptr. A scan for
-  // the few arguments of most operators, a table for the long lists of the foreach ones.
-  const Alias* find(const void* key) const noexcept;
+  // The first alias whose base storage, shell or shell storage is `key`, or nullptr. A scan for the
+  // few arguments of most operators, a table for the long lists of the foreach ones.
+  Alias* find(const void* key) noexcept;
+  Alias* find_base(const c10::TensorImpl* base) noexcept;
+  // Gives a lazily cloned storage bytes of its own, and the alias that reads it the same.
+  void set_data(Alias& alias, c10::StorageImpl* base_storage);
   void index(std::size_t position);
 
   void see_other(const at::Tensor& tensor, bool is_written, bool cpu_allowed);

@@ -38,6 +38,7 @@ enum class ArgumentKind : unsigned char { kOther, kTensor, kTensorList, kOptiona
 struct ArgumentPlan {
   ArgumentKind kind = ArgumentKind::kOther;
   bool is_written = false;
+  bool may_change = false;  // optional tensors: batch norm changes its statistics, and its schema does not say so
 };
 
 // What the schema of an operator says, worked out once.
@@ -81,6 +82,7 @@ Plan make_plan(const c10::OperatorHandle& op) {
     ArgumentPlan a;
     a.kind = kind_of(argument);
     a.is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    a.may_change = argument.type()->kind() == c10::TypeKind::OptionalType;
     has_generator = has_generator || a.kind == ArgumentKind::kGenerator;
     plan.arguments.push_back(a);
   }
@@ -162,9 +164,9 @@ void alias_arguments(const Plan& plan, torch::jit::Stack* stack, std::size_t fir
     tensor_count += value.isTensor() ? 1 : value.isList() ? value.toListRef().size() : 0;
   }
   owned.reserve(tensor_count);
-  auto alias = [&](at::Tensor&& tensor, bool is_written) -> const at::Tensor& {
+  auto alias = [&](at::Tensor&& tensor, const ArgumentPlan& a) -> const at::Tensor& {
     owned.push_back(std::move(tensor));
-    return frame.alias(owned.back(), is_written);
+    return frame.alias(owned.back(), a.is_written, a.may_change);
   };
   for (std::size_t i = 0; i < plan.arguments.size(); ++i) {
     const ArgumentPlan& a = plan.arguments[i];
@@ -177,19 +179,19 @@ void alias_arguments(const Plan& plan, torch::jit::Stack* stack, std::size_t fir
     }
     if (value.isNone()) continue;
     switch (a.kind) {
-      case ArgumentKind::kTensor: value = alias(std::move(value).toTensor(), a.is_written); break;
+      case ArgumentKind::kTensor: value = alias(std::move(value).toTensor(), a); break;
       case ArgumentKind::kTensorList: {
         c10::List<at::Tensor> list;
         std::vector<at::Tensor> tensors = value.toTensorVector();
         list.reserve(tensors.size());
-        for (at::Tensor& tensor : tensors) list.push_back(alias(std::move(tensor), a.is_written));
+        for (at::Tensor& tensor : tensors) list.push_back(alias(std::move(tensor), a));
         value = std::move(list);
         break;
       }
       case ArgumentKind::kOptionalTensorList: {
         c10::List<std::optional<at::Tensor>> list;
         for (const c10::IValue& element : value.toListRef()) {
-          list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(alias(at::Tensor(element.toTensor()), a.is_written)));
+          list.push_back(element.isNone() ? std::nullopt : std::optional<at::Tensor>(alias(at::Tensor(element.toTensor()), a)));
         }
         value = std::move(list);
         break;

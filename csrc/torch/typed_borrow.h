@@ -44,7 +44,8 @@ template <>
 struct Holder<const std::optional<at::Tensor>&> {
   std::optional<at::Tensor> value;
   Holder(BorrowFrame& frame, const std::optional<at::Tensor>& given) {
-    if (given.has_value()) value = frame.alias(*given);
+    // Batch norm changes its running statistics, and its schema does not say so.
+    if (given.has_value()) value = frame.alias(*given, false, true);
   }
   static void see(BorrowFrame& frame, const std::optional<at::Tensor>& given) {
     if (given.has_value()) frame.see(*given);

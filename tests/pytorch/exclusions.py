@@ -17,10 +17,7 @@ EXCLUSIONS: dict[str, dict[str, str]] = {
         "mode": "PyTorch refuses its out= variant on devices other than CPU, CUDA and XPU",
         "sparse.sampled_addmm": SPARSE,
     },
-    "errors": {
-        "cat": "an out= that is one of the inputs and must be resized is not noticed",
-        "narrow_copy": "a dimension out of range raises RuntimeError, the CPU's own kernel IndexError",
-    },
+    "errors": {},
     "noncontiguous": SPARSE_OPS,
     "views": SPARSE_OPS,
     "conjugate": SPARSE_OPS | LSTSQ,

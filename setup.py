@@ -165,6 +165,7 @@ glue = CppExtension(
     **common,
 )
 glue.include_dirs = [str(CSRC), *include_paths()]
+glue.include_dirs += [str(Path(path) / "kineto") for path in include_paths() if (Path(path) / "kineto").is_dir()]
 
 extensions = [core, glue]
 

@@ -1,8 +1,9 @@
 """The cost of borrowing, as ratios to the CPU, both sides measured in one run.
 
-Four tables: operators with typed kernels and boxed ones on 8x8 operands (host overhead), a
-64 MB elementwise operator (no copy), and a training step of the demo's model. Every number is
-the median of many interleaved measurements.
+Three tables: the 200 operators of bench_operators.py on 8x8 operands (host overhead), 64 MB
+elementwise operators (no copy), and training steps (AdamW, clipped gradients) of the demo's model
+and of the models of tests/models.py, larger than in the tests. Every number is the median of many
+interleaved measurements.
 
 usage: bench_ops.py [--quick] [--json FILE]
 """
@@ -24,25 +25,13 @@ import torch
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import demo
+from bench_operators import OPERATORS, operands
+from models import MODELS
 
-TYPED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "neg": lambda a, b: a.neg(),
-    "exp": lambda a, b: a.exp(), "sqrt": lambda a, b: a.sqrt(), "tanh": lambda a, b: a.tanh(), "sigmoid": lambda a, b: a.sigmoid(),
-    "relu": lambda a, b: a.relu(), "gelu": lambda a, b: functional.gelu(a), "silu": lambda a, b: functional.silu(a),
-    "pow": lambda a, b: a.pow(2), "where": lambda a, b: torch.where(a > 0, a, b), "eq": torch.eq, "lt": torch.lt,
-    "sum": lambda a, b: a.sum(), "mean": lambda a, b: a.mean(1), "amax": lambda a, b: a.amax(1),
-    "softmax": lambda a, b: a.softmax(1), "log_softmax": lambda a, b: a.log_softmax(1), "mm": torch.mm,
-    "bmm": lambda a, b: torch.bmm(a[None], b[None]), "addmm": lambda a, b: torch.addmm(a, a, b),
-    "layer_norm": lambda a, b: functional.layer_norm(a, (8,)), "cat": lambda a, b: torch.cat([a, b]),
-    "add_": lambda a, b: a.add_(b), "copy_": lambda a, b: a.copy_(b), "zero_": lambda a, b: a.zero_(),
-    "addcmul_": lambda a, b: a.addcmul_(b, b), "lerp_": lambda a, b: a.lerp_(b, 0.5),
-}  # fmt: skip
-BOXED: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
-    "hypot": torch.hypot, "fmod": torch.fmod, "copysign": torch.copysign, "logaddexp": torch.logaddexp,
-    "nextafter": torch.nextafter, "fmax": torch.fmax, "heaviside": torch.heaviside, "xlogy": torch.special.xlogy,
-    "sinh": lambda a, b: a.sinh(), "digamma": lambda a, b: a.digamma(),
-}  # fmt: skip
+Results = dict[str, tuple[float, float, float]]  # seconds of ours, of the CPU, ratio
+MODEL_SCALE = 8  # of the widths of tests/models.py
 
 
 def compare(
@@ -60,17 +49,13 @@ def compare(
     return statistics.median(a), statistics.median(b), statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
-def small_operators(table: dict[str, Callable], rounds: int) -> dict[str, tuple[float, float, float]]:
-    results = {}
+def small_operators(rounds: int) -> Results:
+    ours, theirs = operands("mybackend"), operands("cpu")
     with torch.no_grad():
-        for name, function in table.items():
-            a, b = torch.rand(8, 8) + 0.5, torch.rand(8, 8) + 0.5
-            x, y = a.to("mybackend"), b.to("mybackend")
-            results[name] = compare(partial(function, x, y), partial(function, a, b), 300, rounds)
-    return results
+        return {name: compare(partial(f, ours), partial(f, theirs), 200, rounds) for name, f in OPERATORS.items()}
 
 
-def large_operator(rounds: int) -> dict[str, tuple[float, float, float]]:
+def large_operator(rounds: int) -> Results:
     """64 MB operands; the output goes to memory that both sides already have, so that the
     allocator is the same on both: none."""
     a = torch.rand(16 << 20)
@@ -83,32 +68,57 @@ def large_operator(rounds: int) -> dict[str, tuple[float, float, float]]:
     }
 
 
-def training_step(rounds: int) -> dict[str, tuple[float, float, float]]:
+def demo_step(device: str) -> Callable[[], object]:
     layers, heads, width, context, batch = demo.SIZES["small"]
-    steps = []
-    for device in ("mybackend", "cpu"):
-        torch.manual_seed(0)
-        model = demo.Transformer(100, layers, heads, width, context, 0.1).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        tokens = torch.randint(0, 100, (batch, context + 1)).to(device)
+    torch.manual_seed(0)
+    model = demo.Transformer(100, layers, heads, width, context, 0.1).to(device)
+    tokens = torch.randint(0, 100, (batch, context + 1)).to(device)
 
-        def step(model=model, optimizer=optimizer, tokens=tokens) -> None:
-            loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
-            optimizer.step()
+    def loss() -> torch.Tensor:
+        return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
-        steps.append(step)
-    return {"demo model (small)": compare(steps[0], steps[1], 1, rounds)}
+    return step_of(model, loss)
 
 
-def show(title: str, results: dict[str, tuple[float, float, float]], unit: str, scale: float) -> None:
+def model_step(name: str, device: str) -> Callable[[], object]:
+    torch.manual_seed(0)
+    model, batch, loss_of = MODELS[name](MODEL_SCALE)
+    model = model.to(device)
+    batch = tuple(t.to(device) for t in batch) if isinstance(batch, tuple) else batch.to(device)
+    return step_of(model, lambda: loss_of(model, batch))
+
+
+def step_of(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        value = loss()
+        optimizer.zero_grad()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+
+    return step
+
+
+def training_steps(rounds: int) -> Results:
+    results = {"demo model (small)": compare(demo_step("mybackend"), demo_step("cpu"), 1, rounds)}
+    for name in MODELS:
+        ours, theirs = model_step(name, "mybackend"), model_step(name, "cpu")
+        begin = time.perf_counter()
+        theirs()
+        calls = max(1, int(0.05 / (time.perf_counter() - begin)))
+        results[name] = compare(ours, theirs, calls, rounds)
+    return results
+
+
+def show(title: str, results: Results, unit: str, scale: float) -> None:
     print(f"\n{title}\n{'':<24}{'mybackend':>12}{'CPU':>12}{'ratio':>9}")
     for name, (ours, theirs, ratio) in results.items():
         print(f"{name:<24}{ours * scale:>9.2f} {unit:<2}{theirs * scale:>9.2f} {unit:<2}{ratio:>9.3f}")
     if len(results) > 1:
-        print(f"{'median':<24}{'':>24}{statistics.median(r for _, _, r in results.values()):>9.3f}")
+        ratios = [ratio for _, _, ratio in results.values()]
+        print(f"{'median, worst':<24}{'':>24}{statistics.median(ratios):>9.3f}{max(ratios):>9.3f}")
 
 
 def main() -> int:
@@ -121,13 +131,12 @@ def main() -> int:
         f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads; medians of {rounds} rounds"
     )
     tables = {
-        "typed kernels, 8x8": small_operators(TYPED, rounds),
-        "boxed fallback, 8x8": small_operators(BOXED, rounds),
+        "operators, 8x8": small_operators(rounds),
         "64 MB operands": large_operator(max(11, rounds // 3)),
-        "training step": training_step(max(7, rounds // 4)),
+        "training steps": training_steps(max(7, rounds // 3)),
     }
     for title, results in tables.items():
-        big = title in ("64 MB operands", "training step")
+        big = title in ("64 MB operands", "training steps")
         show(title, results, "ms" if big else "µs", 1e3 if big else 1e6)
     if options.json:
         options.json.write_text(json.dumps(tables, indent=1))

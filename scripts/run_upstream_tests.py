@@ -5,12 +5,13 @@ prints how many pass on each, file by file, and which tests pass on the CPU only
 
 FILE is relative to PATH/test. The device is reached through the environment that PyTorch provides
 (PYTORCH_TESTING_DEVICE_ONLY_FOR); nothing in the checkout is changed. Exits with 1 when a test passes
-on the CPU and not on the device.
+on the CPU and fails on the device, and upstream/exclusions.py does not say why.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import re
@@ -30,11 +31,18 @@ DEFAULT_FILES = (
 )
 DEVICES = ("cpu", "mybackend")
 PLUGINS = Path(__file__).resolve().parent / "upstream"
+sys.path.insert(0, str(PLUGINS))
+from exclusions import EXCLUSIONS  # noqa: E402
 
 
 def common_name(name: str) -> str:
     """A test's name without its device: test_add_cpu_float32 -> test_add_float32."""
     return re.sub(r"_?(cpu|mybackend|privateuse1)", "", name, flags=re.IGNORECASE)
+
+
+def reason_for(file: str, name: str) -> str | None:
+    known = EXCLUSIONS.get(Path(file).name, {})
+    return next((reason for pattern, reason in known.items() if fnmatch.fnmatchcase(name, pattern)), None)
 
 
 def run_file(tests: Path, file: str, device: str, workers: int, timeout: int) -> dict[str, str]:
@@ -105,20 +113,30 @@ def main() -> int:
 
     results: dict[str, dict[str, dict[str, str]]] = {}
     lost: list[str] = []
-    print(f"{'file':28} {'':10} {'passed':>7} {'failed':>7} {'skipped':>7}   on the CPU only", flush=True)
+    excluded: list[str] = []
+    print(f"{'file':28} {'':10} {'passed':>7} {'failed':>7} {'skipped':>7}   lost and excluded", flush=True)
     for file in options.files:
-        results[file] = {device: run_file(tests, file, device, options.workers, options.timeout) for device in DEVICES}
-        cpu, ours = (results[file][device] for device in DEVICES)
-        only_cpu = sorted(name for name, outcome in cpu.items() if outcome == "passed" and ours.get(name) == "failed")
-        lost += [f"{file}: {name}" for name in only_cpu]
-        for device, outcomes in results[file].items():
+        results[file] = {}
+        for device in DEVICES:
+            outcomes = results[file][device] = run_file(tests, file, device, options.workers, options.timeout)
             counts = [sum(outcome == kind for outcome in outcomes.values()) for kind in ("passed", "failed", "skipped")]
-            last = f"{len(only_cpu)}" if device != "cpu" else ""
+            last = ""
+            if device != "cpu":
+                cpu = results[file]["cpu"]
+                only_cpu = sorted(
+                    n for n, outcome in cpu.items() if outcome == "passed" and outcomes.get(n) == "failed"
+                )
+                reasons = {name: reason_for(file, name) for name in only_cpu}
+                lost += [f"{file}: {name}" for name, reason in reasons.items() if reason is None]
+                excluded += [f"{file}: {name} ({reason})" for name, reason in reasons.items() if reason is not None]
+                last = f"{sum(r is None for r in reasons.values())} and {sum(r is not None for r in reasons.values())}"
             print(f"{file:28} {device:10} {counts[0]:7} {counts[1]:7} {counts[2]:7}   {last}", flush=True)
     if options.output is not None:
         options.output.write_text(json.dumps(results, indent=1))
+    for line in excluded:
+        print(f"excluded: {line}")
     for line in lost:
-        print(line)
+        print(f"lost: {line}")
     return 1 if lost else 0
 
 

@@ -4,6 +4,7 @@
 
 #include "base/thread_local.h"
 #include "torch/device_allocator.h"
+#include "torch/profiler.h"
 #include "torch/tensor_access.h"
 
 namespace mybackend::glue {
@@ -132,6 +133,7 @@ void BorrowFrame::open() {
   new (scope_) BorrowScope(device_);
   new (guard_) c10::impl::ExcludeDispatchKeyGuard(excluded_keys());
   opened_ = true;
+  if (is_profiling()) profiled_from_ns_ = profiler_now();
 }
 
 const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, bool may_change) {
@@ -310,6 +312,10 @@ at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
 
 BorrowFrame::~BorrowFrame() {
   if (!opened_) return;
+  if (C10_UNLIKELY(profiled_from_ns_ != 0)) {
+    record_kernel(operator_name_, KernelKind::kKernel, device_, current_stream(device_), profiled_from_ns_, profiler_now(),
+                  profiler_correlation());
+  }
   reinterpret_cast<c10::impl::ExcludeDispatchKeyGuard*>(guard_)->~ExcludeDispatchKeyGuard();
   reinterpret_cast<BorrowScope*>(scope_)->~BorrowScope();
   ShellStack& stack = shell_stack();

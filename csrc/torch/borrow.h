@@ -109,6 +109,7 @@ class BorrowFrame {
   c10::DeviceIndex device_ = -1;
   bool cpu_with_dimensions_ = false;
   bool opened_ = false;
+  std::int64_t profiled_from_ns_ = 0;  // 0: no profile
   std::size_t pool_base_ = 0;
   static constexpr std::size_t kScanned = 32;
   c10::SmallVector<Alias, 6> aliases_;

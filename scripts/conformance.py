@@ -27,10 +27,11 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from conformance_table import OUTCOMES, table  # noqa: E402
+
 from tests.pytorch.harness import GROUPS  # noqa: E402
 
 DEVICES = {"cpu": "cpu", "mybackend": "privateuse1"}
-OUTCOMES = ("passed", "failed", "skipped", "excluded")
 # Groups of many dtypes are cut into several shards.
 SHARDS = {"forward": 8, "backward": 8, "out": 4, "inplace": 2, "reference": 2, "module": 2}
 
@@ -87,19 +88,6 @@ def summary(results: dict[str, dict[str, dict[str, str]]]) -> dict[str, object]:
             "not_passed": {name: ours.get(name, "missing") for name in sorted(set(wanted) - set(got))},
         }
     return {"torch": torch.__version__, "passed_of_cpu": passed_both / max(1, passed_cpu), "groups": groups}
-
-
-def table(report: dict) -> list[str]:
-    lines = ["| group | passed | on the CPU | ratio | failed | skipped | excluded |", "|---|---|---|---|---|---|---|"]
-    for group, entry in report["groups"].items():
-        ours = entry["mybackend"]
-        numbers = f"{ours['passed']:,} | {entry['cpu']['passed']:,} | {100 * entry['passed_of_cpu']:.2f} %"
-        lines.append(f"| {group} | {numbers} | {ours['failed']} | {ours['skipped']} | {ours['excluded']} |")
-    total = {kind: sum(entry["mybackend"][kind] for entry in report["groups"].values()) for kind in OUTCOMES}
-    cpu = sum(entry["cpu"]["passed"] for entry in report["groups"].values())
-    numbers = f"{total['passed']:,} | {cpu:,} | {100 * report['passed_of_cpu']:.2f} %"
-    lines.append(f"| **all** | {numbers} | {total['failed']} | {total['skipped']} | {total['excluded']} |")
-    return lines
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
-"""Renews the generated parts of README.md: the table of configuration keys, and, given the
-results of `bench_ops.py --json FILE`, the performance table.
+"""Renews the generated parts of README.md: the table of configuration keys, what passes of PyTorch's
+own tests (from conformance.json), and, given the results of `bench_ops.py --json FILE`, the performance
+table.
 
 usage: readme.py [--bench FILE --machine "in words"] [--check]
 """
@@ -14,6 +15,9 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+CONFORMANCE = README.parent / "conformance.json"
+sys.path.insert(0, str(README.parent / "scripts"))
+from conformance_table import table  # noqa: E402
 
 
 def replace(text: str, name: str, content: str) -> str:
@@ -42,6 +46,21 @@ def performance(tables: dict, machine: str) -> str:
     return "\n".join(rows)
 
 
+def conformance(report: dict) -> str:
+    """The table of groups; `report` is what conformance.py wrote."""
+    groups = report["groups"]
+    cpu = sum(entry["cpu"]["passed"] for entry in groups.values())
+    excluded = sum(entry["mybackend"]["excluded"] for entry in groups.values())
+    rows = [
+        f"Of {cpu:,} cases of `op_db`, `module_db` and `optim_db` that pass on the CPU (torch {report['torch']}), "
+        f"**{100 * report['passed_of_cpu']:.2f} %** pass on the device; each of the {excluded} excluded ones is named in "
+        "`tests/pytorch/exclusions.py` with its reason.",
+        "",
+        *table(report),
+    ]
+    return "\n".join(rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench", type=Path, help="the JSON that bench_ops.py wrote")
@@ -54,6 +73,7 @@ def main() -> int:
 
     old = README.read_text()
     new = replace(old, "configuration", config.table())
+    new = replace(new, "conformance", conformance(json.loads(CONFORMANCE.read_text())))
     if options.bench:
         if not options.machine:
             parser.error("--bench needs --machine")

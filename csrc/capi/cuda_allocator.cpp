@@ -20,6 +20,10 @@ StreamHandle handle(void* stream) {
 
 // The GPUs' memory when it can be had and the device exists; else nullptr and t_error.
 DeviceMemory* memory_for(int device) {
+  if (caching::in_segment_source()) {
+    t_error = "mybackend: a memory pool cannot take its segments from the allocator that it belongs to";
+    return nullptr;
+  }
   Status status;
   DeviceMemory* memory = Runtime::get().cuda_memory(&status);
   if (memory == nullptr) {
@@ -212,7 +216,7 @@ void mybackend_memory_fraction(double fraction, int device) {
 
 void* mybackend_base_allocation(void* ptr, size_t* size) {
   DeviceMemory* memory = Runtime::get().cuda_memory_if_started();
-  const int device = memory != nullptr ? memory->driver().device_of(ptr) : -1;
+  const int device = memory != nullptr ? memory->device_of(ptr) : -1;
   if (device >= 0) {
     const auto [base, bytes] = memory->caching(device).driver_allocation(ptr);
     if (base != nullptr) {

@@ -242,7 +242,7 @@ bool DeviceMemory::free(void* ptr, int device) noexcept {
       return true;
     }
   }
-  device = driver_->device_of(ptr);
+  device = device_of(ptr);
   if (device >= 0) {
     PerDevice& d = *devices_[static_cast<std::size_t>(device)];
     std::size_t requested_bytes = 0;
@@ -277,8 +277,17 @@ bool DeviceMemory::free_other(void* ptr) noexcept {
   return true;
 }
 
+int DeviceMemory::device_of(const void* ptr) const noexcept {
+  const int device = driver_->device_of(ptr);
+  if (device >= 0) return device;
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    if (devices_[i]->caching.owns_from_source(ptr)) return static_cast<int>(i);
+  }
+  return -1;
+}
+
 bool DeviceMemory::owns(const void* ptr) const noexcept {
-  if (driver_->device_of(ptr) >= 0) return true;
+  if (device_of(ptr) >= 0) return true;
   if (mapped_count_.load(std::memory_order_acquire) != 0) {
     std::lock_guard lock(mapped_mutex_);
     for (auto& m : mapped_) {
@@ -292,7 +301,7 @@ bool DeviceMemory::owns(const void* ptr) const noexcept {
 }
 
 void DeviceMemory::record_stream(void* ptr, StreamHandle stream) {
-  const int device = driver_->device_of(ptr);
+  const int device = device_of(ptr);
   if (device >= 0) return caching(device).record_stream(ptr, stream);
   std::lock_guard lock(mapped_mutex_);
   for (auto& m : mapped_) m->caching.record_stream(ptr, stream);

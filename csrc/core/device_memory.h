@@ -80,6 +80,8 @@ class DeviceMemory {
   // `device`: where it was allocated, if known; only a hint.
   bool free(void* ptr, int device = -1) noexcept;
   bool owns(const void* ptr) const noexcept;
+  // The device whose caching allocator the pointer may belong to; -1 when there is none.
+  int device_of(const void* ptr) const noexcept;
   void record_stream(void* ptr, StreamHandle stream);
 
   void set_default_kind(MemoryKind kind) noexcept { default_kind_.store(kind, std::memory_order_relaxed); }

@@ -14,6 +14,9 @@ std::atomic<std::int64_t> g_copied_outputs{0};
 
 const c10::Device kCpu(c10::DeviceType::CPU);
 
+// What the layout does not tell.
+constexpr c10::DispatchKeySet kRefusedKinds({c10::DispatchKey::Quantized, c10::DispatchKey::NestedTensor});
+
 // Autograd and autocast have had their turn when a backend kernel runs; the borrowed kernel's
 // own calls must not meet them again.
 const c10::DispatchKeySet& excluded_keys() {
@@ -294,6 +297,10 @@ at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
   if (const at::Tensor* argument = argument_of(result)) return *argument;
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ",
                               result.layout());
+  if (C10_UNLIKELY((impl->key_set() & kRefusedKinds) != c10::DispatchKeySet())) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, operator_name_, ": mybackend does not support ", result.is_quantized() ? "quantized" : "nested",
+                                " tensors");
+  }
   c10::StorageImpl* storage = impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
   const Alias* viewed = storage != nullptr ? find(storage) : nullptr;
   if (viewed == nullptr) {

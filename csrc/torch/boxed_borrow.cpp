@@ -277,6 +277,14 @@ const char* const kQuantized = "quantized tensors";
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>());
 }
+// Composites, which go before a fallback.
+TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
+  for (const char* name :
+       {"sparse_compressed_tensor.comp_plain_value_size", "_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe",
+        "_sparse_csc_tensor_unsafe", "_sparse_bsr_tensor_unsafe", "_sparse_bsc_tensor_unsafe"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>());
+  }
+}
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse<kSparse>>());
 }

@@ -55,7 +55,7 @@ CachingAllocator& caching_of(c10::DeviceIndex device) {
 void free_pointer(void* ptr) {
   if (ptr == nullptr) return;
   DeviceMemory* m = Runtime::get().cuda_memory_if_started();
-  const int device = m->driver().device_of(ptr);
+  const int device = m->device_of(ptr);
   const std::size_t bytes = c10::memoryProfilingEnabled() && device >= 0 ? m->caching(device).base_allocation(ptr).second : 0;
   if (!m->free(ptr, device)) {
     TORCH_WARN("mybackend: free of a pointer that is not allocated: ", ptr);
@@ -169,7 +169,7 @@ class Allocator final : public cca::CUDAAllocator {
     *largest = std::max(*largest, caching_of(device).largest_free_block_bytes());
   }
   void* getBaseAllocation(void* ptr, std::size_t* size) override {
-    const int device = memory().driver().device_of(ptr);
+    const int device = memory().device_of(ptr);
     TORCH_CHECK_VALUE(device >= 0, "invalid device pointer: ", ptr);
     const auto [base, bytes] = memory().caching(device).driver_allocation(ptr);
     TORCH_CHECK_VALUE(base != nullptr, "invalid device pointer: ", ptr);
@@ -238,7 +238,7 @@ class Allocator final : public cca::CUDAAllocator {
   }
   bool isHistoryEnabled() override { return caching_of(0).history_enabled(); }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* ptr) override {
-    const int device = memory().driver().device_of(ptr);
+    const int device = memory().device_of(ptr);
     return device >= 0 ? to_context(memory().caching(device).context_of(ptr)) : nullptr;
   }
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
@@ -266,7 +266,7 @@ class Allocator final : public cca::CUDAAllocator {
     return tags != nullptr ? tags->user_metadata : "";
   }
   void annotateMemory(const void* ptr, const std::string& metadata) override {
-    const int device = memory().driver().device_of(ptr);
+    const int device = memory().device_of(ptr);
     if (device >= 0) memory().caching(device).annotate(ptr, metadata);
   }
   cca::SnapshotInfo snapshot(c10::MempoolId_t only, bool include_traces) override {
@@ -357,9 +357,13 @@ class Allocator final : public cca::CUDAAllocator {
     return static_cast<int>(caching_of(device).pool_use_count(pool_id(id)));
   }
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id, std::shared_ptr<cca::CUDAAllocator> allocator) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(allocator == nullptr || allocator.get() == this,
-                                "mybackend: a MemPool with an allocator of its own is not supported under mybackend.cuda.install()");
-    caching_of(device).create_or_use_pool(pool_id(id), false, false);
+    std::shared_ptr<caching::SegmentSource> source;
+    if (allocator != nullptr && allocator.get() != this) {
+      source = std::make_shared<caching::SegmentSource>();
+      source->allocate = [allocator](std::size_t bytes, StreamHandle) { return allocator->raw_alloc(bytes); };
+      source->free = [allocator](void* ptr, std::size_t, StreamHandle) { allocator->raw_delete(ptr); };
+    }
+    caching_of(device).create_or_use_pool(pool_id(id), false, false, std::move(source));
   }
   void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom) override {
     check(caching_of(device).set_use_on_oom(pool_id(id), use_on_oom));
@@ -405,7 +409,7 @@ class Allocator final : public cca::CUDAAllocator {
     return cudaMemcpyPeerAsync(dst, dst_device, src, src_device, count, stream);
   }
   cca::ShareableHandle shareIpcHandle(void* ptr) override {
-    const int device = memory().driver().device_of(ptr);
+    const int device = memory().device_of(ptr);
     TORCH_CHECK_VALUE(device >= 0, "invalid device pointer: ", ptr);
     bool is_expandable = false;
     const auto [base, bytes] = memory().caching(device).driver_allocation(ptr, &is_expandable);

@@ -215,14 +215,75 @@ def test_complete_streams_and_pools() -> None:
         del p, pool
         torch.cuda.empty_cache()
         assert torch.cuda.memory_stats()["segment.all.current"] == 2
+        own = torch.cuda.MemPool(mybackend.cuda.pluggable_allocator().allocator())
         try:
-            torch.cuda.MemPool(mybackend.cuda.pluggable_allocator().allocator())
+            with torch.cuda.use_mem_pool(own):
+                torch.empty(1000, device="cuda")
             raise SystemExit("no error")
-        except (NotImplementedError, RuntimeError) as error:
-            assert "allocator of its own is not supported" in str(error), error
+        except RuntimeError as error:
+            assert "the allocator that it belongs to" in str(error), error
+        assert torch.cuda.memory_stats()["segment.all.current"] == 2
         """,
         MYBACKEND_STANDIN_LAZY="1",
     )
+
+
+POOL_ALLOCATOR = """
+#include <stdlib.h>
+#include <sys/types.h>
+static int mallocs = 0, frees = 0, fail = 0;
+void* pool_malloc(ssize_t size, int device, void* stream) {
+  if (fail) return 0;
+  ++mallocs;
+  return aligned_alloc(2 << 20, (size + (2 << 20) - 1) >> 21 << 21);
+}
+void pool_free(void* ptr, ssize_t size, int device, void* stream) { ++frees; free(ptr); }
+int pool_mallocs(void) { return mallocs; }
+int pool_frees(void) { return frees; }
+void pool_fail(int on) { fail = on; }
+"""
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_pools_with_an_allocator_of_their_own(conf: str, tmp_path: Path) -> None:
+    """Counts, statistics and the snapshot's shape are the native allocator's."""
+    (tmp_path / "pool.c").write_text(POOL_ALLOCATOR)
+    library = tmp_path / "pool.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "pool.c")], check=True)
+    code = f"""
+        import ctypes, json, gc
+        functions = ctypes.CDLL({str(library)!r})
+        plugged = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "pool_malloc", "pool_free")
+        pool = torch.cuda.MemPool(plugged.allocator())
+        counts = lambda: (functions.pool_mallocs(), functions.pool_frees())
+        out = []
+        outside = torch.empty(1000, device="cuda"); out.append(counts())
+        with torch.cuda.use_mem_pool(pool):
+            small = [torch.empty(1000 * i, device="cuda") for i in range(1, 5)]
+            large = torch.empty(3 << 20, device="cuda"); out.append(counts())
+            del small[1]
+            again = torch.empty(2000, device="cuda"); out.append(counts())
+        out.append([[(b["size"], b["state"]) for b in s["blocks"]] for s in pool.snapshot()])
+        out.append([s["is_expandable"] for s in pool.snapshot()])
+        with torch.cuda.use_mem_pool(pool):
+            functions.pool_fail(1)
+            try:
+                torch.empty(30 << 20, device="cuda")
+                raise SystemExit("no error")
+            except torch.cuda.OutOfMemoryError:
+                pass
+            functions.pool_fail(0)
+        keep = ("allocated_bytes", "reserved_bytes", "segment", "active", "num_ooms", "num_alloc_retries", "num_device")
+        stats = torch.cuda.memory_stats()
+        out.append({{k: v for k, v in stats.items() if k.startswith(keep) and "all" in k or k.startswith("num_")}})
+        del small, large, again, pool; gc.collect()
+        torch.cuda.empty_cache()
+        out.append(counts()); out.append(torch.cuda.memory_stats()["segment.all.current"])
+        print(json.dumps(out))
+    """
+    native = run(code, NATIVE, PYTORCH_CUDA_ALLOC_CONF=conf)
+    ours = run(code, PYTORCH_CUDA_ALLOC_CONF=conf)
+    assert json.loads(ours.splitlines()[-1]) == json.loads(native.splitlines()[-1])
 
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])

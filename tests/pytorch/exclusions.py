@@ -17,7 +17,11 @@ EXCLUSIONS: dict[str, dict[str, str]] = {
         "nn.functional.linear_cross_entropy.chunked_none:bfloat16": CHUNKS,
         "nn.functional.linear_cross_entropy.chunked_none:float16": CHUNKS,
     },
-    "backward": SPARSE_OPS,
+    "backward": SPARSE_OPS
+    | {
+        "nn.functional.linear_cross_entropy.chunked_none:bfloat16": CHUNKS,
+        "nn.functional.linear_cross_entropy.chunked_none:float16": CHUNKS,
+    },
     "out": {
         "linalg.lstsq": LAPACK,
         "lu": "its out= is a copy that PyTorch makes to any device: one on the CPU is accepted",

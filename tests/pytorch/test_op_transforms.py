@@ -201,8 +201,7 @@ class TestOpTransforms(TestCase):
 
     @ops(op_db, dtypes=OpDTypes.any_one)
     def test_two_devices(self, device: str, dtype: torch.dtype, op: Any) -> None:
-        """The last tensor is on another device: an error, or the right result; never a crash."""
-        other = "cpu" if DEVICE_TYPE != "cpu" else "meta"
+        """The last tensor is on the CPU: an error, or the right result; never a crash."""
         cases = 0
         with exclusions("two_devices", case_name(op), dtype):
             for sample in samples_of(op, dtype)[:SOME]:
@@ -212,9 +211,9 @@ class TestOpTransforms(TestCase):
                 if error is not None or len(found) < 2 or found[-1] is found[0]:
                     continue
                 last = found[-1]
-                mixed = tensors_mapped(lambda t, last=last: to_device(t, other if t is last else device), value)
+                mixed = tensors_mapped(lambda t, last=last: to_device(t, "cpu" if t is last else device), value)
                 result, error = outcome(lambda s=sample, m=mixed: run(op, s, m))
-                if error is None and not is_undefined(op) and not any(t.is_meta for t in tensors(result)):
+                if error is None and not is_undefined(op):
                     assert_same(result, expected)
                 cases += 1
             compared(cases)

@@ -1,5 +1,6 @@
 // The way of an allocation: free blocks first, then the driver, then what can be released.
 #include <algorithm>
+#include <exception>
 
 #include "core/caching/request.h"
 #include "core/caching/sizing.h"
@@ -104,6 +105,29 @@ bool CachingAllocator::take_from_fallback_pools(Request& r) {
   return false;
 }
 
+namespace {
+
+thread_local bool t_in_segment_source = false;
+
+Status allocate_from(const SegmentSource& source, std::size_t bytes, StreamHandle stream, void** out) {
+  t_in_segment_source = true;
+  Status status;
+  try {
+    *out = source.allocate(bytes, stream);
+    if (*out == nullptr) status = {StatusCode::kOutOfMemory, "the memory pool's own allocator has no memory"};
+  } catch (const std::exception& error) {
+    status = {StatusCode::kFailed, std::string("the memory pool's own allocator: ") + error.what()};
+  }
+  t_in_segment_source = false;
+  return status;
+}
+
+}  // namespace
+
+bool in_segment_source() noexcept {
+  return t_in_segment_source;
+}
+
 bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
   if (is_retry) ++stats_.num_alloc_retries;
   r.refused_by_limit = false;
@@ -121,14 +145,19 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
     r.driver_status = {StatusCode::kOutOfMemory, "it would exceed per_process_memory_fraction, and throw_on_cudamalloc_oom is set"};
     return false;
   }
-  if (settings_.expandable_segments) {
+  const std::shared_ptr<const SegmentSource> source = r.pool->owner != nullptr ? r.pool->owner->source : nullptr;
+  if (settings_.expandable_segments && source == nullptr) {
     r.block = grow_expandable(r);
     if (r.block == nullptr && r.driver_status.ok()) r.driver_status = {StatusCode::kOutOfMemory, "cannot map pages"};
     r.fails_at_once = r.block == nullptr && r.driver_status.code() != StatusCode::kOutOfMemory;
     return r.block != nullptr;
   }
   void* ptr = nullptr;
-  if (settings_.release_lock_on_cudamalloc) {
+  if (source != nullptr) {
+    lock.unlock();  // a program's function: it may wait for whoever waits for this allocator
+    r.driver_status = allocate_from(*source, r.segment_bytes, r.stream, &ptr);
+    lock.lock();
+  } else if (settings_.release_lock_on_cudamalloc) {
     lock.unlock();
     r.driver_status = driver_->memory_allocate(device_, r.segment_bytes, &ptr);
     lock.lock();
@@ -143,7 +172,7 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
   try {
     segment = new_segment(reinterpret_cast<std::uintptr_t>(ptr), r.segment_bytes, r.stream, r.pool);
   } catch (...) {
-    (void)driver_->memory_free(device_, ptr);
+    (void)give_back(*r.pool, ptr, r.segment_bytes, r.stream);
     throw;
   }
   if (history_.enabled()) segment->context = r.context;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <utility>
@@ -104,6 +105,16 @@ inline bool UnmappedOrder::operator()(const Block* a, StreamHandle stream) const
   return a->stream() < stream;
 }
 
+// Where a private pool gets its segments instead of from the driver. Called under the allocator's
+// mutex (allocate: without it): it must not come back to this allocator.
+struct SegmentSource {
+  std::function<void*(std::size_t bytes, StreamHandle stream)> allocate;  // nullptr: no memory
+  std::function<void(void* ptr, std::size_t bytes, StreamHandle stream)> free;
+};
+
+// Whether this thread is in a SegmentSource's allocate.
+bool in_segment_source() noexcept;
+
 struct PrivatePool {
   explicit PrivatePool(PoolId id) : id(id) {}
 
@@ -111,6 +122,7 @@ struct PrivatePool {
   std::int64_t use_count = 1;
   std::int64_t segment_count = 0;  // driver allocations that are still held
   bool no_split = false;
+  std::shared_ptr<const SegmentSource> source;  // nullptr: the driver
   BlockPool small{true, this};
   BlockPool large{false, this};
 };

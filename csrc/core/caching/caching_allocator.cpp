@@ -35,7 +35,7 @@ CachingAllocator::~CachingAllocator() {
     if (segment->expandable)
       segment->expandable.reset();
     else
-      (void)driver_->memory_free(device_, reinterpret_cast<void*>(segment->address));
+      (void)give_back(*segment->pool, reinterpret_cast<void*>(segment->address), segment->bytes, segment->stream);
   }
 }
 

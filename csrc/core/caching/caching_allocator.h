@@ -127,6 +127,8 @@ class CachingAllocator {
   // mapped pages of an expandable one. *is_expandable (may be null) tells which.
   std::pair<void*, std::size_t> driver_allocation(const void* ptr, bool* is_expandable = nullptr) const;
   bool owns(const void* ptr) const;
+  // owns(), of an allocator that may have segments which its driver does not know; else false at once.
+  bool owns_from_source(const void* ptr) const { return has_sources_.load(std::memory_order_acquire) && owns(ptr); }
 
   // --- Private pools ------------------------------------------------------------------------
   using StreamFilter = std::function<bool(StreamHandle)>;
@@ -137,8 +139,8 @@ class CachingAllocator {
   // Lowers the use count; at 0 the pool's memory can be given back.
   Status release_pool(PoolId id);
   // Makes the pool, or raises its use count. no_split holds from then on; use_on_oom makes it
-  // a fall-back for other requests.
-  void create_or_use_pool(PoolId id, bool no_split, bool use_on_oom);
+  // a fall-back for other requests. A `source` holds for a pool that is made here.
+  void create_or_use_pool(PoolId id, bool no_split, bool use_on_oom, std::shared_ptr<const SegmentSource> source = nullptr);
   std::int64_t pool_use_count(PoolId id) const;
   // Of a pool that exists.
   Status set_no_split(PoolId id);
@@ -216,6 +218,7 @@ class CachingAllocator {
   void drop_expandable_segment(Block* block);
 
   // release.cpp
+  Status give_back(const BlockPool& pool, void* ptr, std::size_t bytes, StreamHandle stream);
   void release_block(Block* block, const Context& context);
   void release_pool_blocks(BlockPool& pool, const Context& context);
   bool release_cached_blocks(PoolId pool, const Context& context);
@@ -270,6 +273,7 @@ class CachingAllocator {
   std::vector<std::unique_ptr<Segment>> segments_;  // unordered
 
   std::vector<std::unique_ptr<PrivatePool>> private_pools_;
+  std::atomic<bool> has_sources_{false};  // a private pool had a SegmentSource
   PoolIdSet freeable_pools_;
   PoolIdSet fallback_pools_;
   struct ActivePool {

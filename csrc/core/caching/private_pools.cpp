@@ -19,12 +19,14 @@ PrivatePool* CachingAllocator::find_pool(PoolId id) const {
   return nullptr;
 }
 
-void CachingAllocator::create_or_use_pool(PoolId id, bool no_split, bool use_on_oom) {
+void CachingAllocator::create_or_use_pool(PoolId id, bool no_split, bool use_on_oom, std::shared_ptr<const SegmentSource> source) {
   Lock lock(mutex_);
   PrivatePool* pool = find_pool(id);
   if (pool == nullptr) {
     private_pools_.push_back(std::make_unique<PrivatePool>(id));
     pool = private_pools_.back().get();
+    pool->source = std::move(source);
+    if (pool->source != nullptr) has_sources_.store(true, std::memory_order_release);
   } else {
     freeable_pools_.erase(id);
     ++pool->use_count;

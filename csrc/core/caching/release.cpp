@@ -112,11 +112,18 @@ Block* CachingAllocator::merge_neighbours(Block* block) noexcept {
 
 // --- Back to the driver -----------------------------------------------------------------------
 
+// A segment's memory, to where it came from.
+Status CachingAllocator::give_back(const BlockPool& pool, void* ptr, std::size_t bytes, StreamHandle stream) {
+  if (pool.owner == nullptr || pool.owner->source == nullptr) return driver_->memory_free(device_, ptr);
+  pool.owner->source->free(ptr, bytes, stream);
+  return {};
+}
+
 // `block` is a whole segment, free.
 void CachingAllocator::release_block(Block* block, const Context& context) {
   BlockPool& pool = block->pool();
   Segment* segment = block->segment;
-  if (!driver_->memory_free(device_, reinterpret_cast<void*>(block->address)).ok()) return;  // stays cached
+  if (!give_back(pool, reinterpret_cast<void*>(block->address), block->bytes, block->stream()).ok()) return;  // stays cached
   record(Action::kSegmentFree, block->address, block->bytes, block->stream(), &pool, context);
   if (pool.owner != nullptr) --pool.owner->segment_count;
   change_reserved(pool, -static_cast<std::int64_t>(block->bytes));

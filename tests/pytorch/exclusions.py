@@ -14,6 +14,7 @@ EXCLUSIONS: dict[str, dict[str, str]] = {
     | LSTSQ
     | {
         "nn.functional.linear_cross_entropy.chunked:bfloat16": CHUNKS,
+        "nn.functional.linear_cross_entropy.chunked:float16": CHUNKS,
         "nn.functional.linear_cross_entropy.chunked_none:bfloat16": CHUNKS,
         "nn.functional.linear_cross_entropy.chunked_none:float16": CHUNKS,
     },

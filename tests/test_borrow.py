@@ -326,3 +326,18 @@ def test_lazy_clones() -> None:
     kept = t._lazy_clone()
     t[1:].view(3).sinh_()  # a boxed kernel
     assert kept.tolist() == [0, 1, 2, 3] and t[1].item() > 1.1
+
+
+def test_complex_results_in_given_memory() -> None:
+    """Kernels that leave an out= conjugated, and composites that call the CPU's kernels directly."""
+    torch.manual_seed(0)
+    a = torch.randn(3, 4, 4, dtype=torch.complex64)
+    x = a.to("mybackend")
+    assert torch.equal(x.clone().conj_physical_().cpu(), a.conj_physical())
+    factors, pivots = torch.linalg.lu_factor(a)
+    out = torch.full_like(x, 7)
+    given = torch.linalg.lu_solve(factors.to("mybackend"), pivots.to("mybackend"), x, left=False, out=out)
+    assert given is out and torch.equal(out.cpu(), torch.linalg.lu_solve(factors, pivots, a, left=False))
+    outs = tuple(torch.full_like(t, 7).to("mybackend") for t in torch.svd(a))
+    torch.svd(x, out=outs)
+    assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(outs, torch.svd(a), strict=True))

@@ -263,6 +263,9 @@ void BorrowFrame::write_back() {
                      shell->storage_offset() != base->storage_offset())) {
       base->set_sizes_and_strides(shell->sizes(), shell->strides(), shell->storage_offset());
     }
+    // lu_solve, for one, leaves an out= that is to be read conjugated.
+    if (C10_UNLIKELY(shell->is_conj() != base->is_conj())) base->_set_conj(shell->is_conj());
+    if (C10_UNLIKELY(shell->is_neg() != base->is_neg())) base->_set_neg(shell->is_neg());
   }
 }
 

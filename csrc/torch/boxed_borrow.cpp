@@ -241,6 +241,17 @@ void borrow_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   adopt_results(plan, stack, frame);
 }
 
+namespace {
+
+// Composites that call the CPU's kernels past the dispatcher.
+constexpr std::string_view kNativeComposites[] = {"aten::conj_physical_"};
+
+bool is_native_composite(const std::string& name) {
+  return std::find(std::begin(kNativeComposites), std::end(kNativeComposites), name) != std::end(kNativeComposites);
+}
+
+}  // namespace
+
 void register_boxed_kernels() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -250,7 +261,7 @@ void register_boxed_kernels() {
       if (name.name.rfind("aten::", 0) != 0) continue;
       const auto op = dispatcher.findSchema(name);
       if (!op.has_value() || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
-      if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
+      if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_native_composite(name.name)) continue;
       const bool has_composite = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                                  op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                                  op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);

@@ -8,21 +8,15 @@ FAKE_BATCH_NORM = "PyTorch's fake statistics in evaluation are empty for the CPU
 CHUNKS = "PyTorch chooses chunks and accumulation by the device's type"
 SPARSE_OPS = {"sparse.sampled_addmm": SPARSE, "to_sparse": SPARSE}
 LSTSQ = {"linalg.lstsq": LAPACK, "linalg.lstsq.grad_oriented": LAPACK}
+LINEAR_CROSS_ENTROPY = {
+    f"nn.functional.linear_cross_entropy.{variant}:{dtype}": CHUNKS
+    for variant in ("chunked", "chunked_none")
+    for dtype in ("bfloat16", "float16")
+}
 
 EXCLUSIONS: dict[str, dict[str, str]] = {
-    "forward": SPARSE_OPS
-    | LSTSQ
-    | {
-        "nn.functional.linear_cross_entropy.chunked:bfloat16": CHUNKS,
-        "nn.functional.linear_cross_entropy.chunked:float16": CHUNKS,
-        "nn.functional.linear_cross_entropy.chunked_none:bfloat16": CHUNKS,
-        "nn.functional.linear_cross_entropy.chunked_none:float16": CHUNKS,
-    },
-    "backward": SPARSE_OPS
-    | {
-        "nn.functional.linear_cross_entropy.chunked_none:bfloat16": CHUNKS,
-        "nn.functional.linear_cross_entropy.chunked_none:float16": CHUNKS,
-    },
+    "forward": SPARSE_OPS | LSTSQ | LINEAR_CROSS_ENTROPY,
+    "backward": SPARSE_OPS | LINEAR_CROSS_ENTROPY,
     "out": {
         "linalg.lstsq": LAPACK,
         "lu": "its out= is a copy that PyTorch makes to any device: one on the CPU is accepted",

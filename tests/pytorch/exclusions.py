@@ -2,12 +2,10 @@
 passes although it is listed fails its test."""
 
 SPARSE = "sparse layouts are refused by name"
-LAPACK = "LAPACK's last bit depends on where its operands lie; close, not equal"
 FAKE_BATCH_NORM = "PyTorch's fake statistics in evaluation are empty for the CPU alone"
 
 CHUNKS = "PyTorch chooses chunks and accumulation by the device's type"
 SPARSE_OPS = {"sparse.sampled_addmm": SPARSE, "to_sparse": SPARSE}
-LSTSQ = {"linalg.lstsq": LAPACK, "linalg.lstsq.grad_oriented": LAPACK}
 LINEAR_CROSS_ENTROPY = {
     f"nn.functional.linear_cross_entropy.{variant}:{dtype}": CHUNKS
     for variant in ("chunked", "chunked_none")
@@ -15,24 +13,20 @@ LINEAR_CROSS_ENTROPY = {
 }
 
 EXCLUSIONS: dict[str, dict[str, str]] = {
-    "forward": SPARSE_OPS | LSTSQ | LINEAR_CROSS_ENTROPY,
+    "forward": SPARSE_OPS | LINEAR_CROSS_ENTROPY,
     "backward": SPARSE_OPS | LINEAR_CROSS_ENTROPY,
     "out": {
-        "linalg.lstsq": LAPACK,
         "lu": "its out= is a copy that PyTorch makes to any device: one on the CPU is accepted",
         "mode": "PyTorch refuses its out= variant on devices other than CPU, CUDA and XPU",
         "sparse.sampled_addmm": SPARSE,
     },
-    "errors": {},
     "noncontiguous": SPARSE_OPS,
     "views": SPARSE_OPS,
-    "conjugate": SPARSE_OPS | LSTSQ,
+    "conjugate": SPARSE_OPS,
     "negative": {
         "to_sparse": SPARSE,
         "nn.functional.max_pool1d": "the CPU reads past the negative bit; the result here is right",
-    }
-    | LSTSQ,
+    },
     "gradgrad": SPARSE_OPS,
-    "vmap": LSTSQ,
     "fake": SPARSE_OPS | {"_native_batch_norm_legit": FAKE_BATCH_NORM, "native_batch_norm": FAKE_BATCH_NORM},
 }

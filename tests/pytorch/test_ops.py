@@ -13,8 +13,8 @@ from torch.testing._internal.common_utils import TestCase
 from .harness import (
     DEVICE_TYPE,
     DTYPES,
-    assert_same,
     assert_same_grads,
+    assert_same_results,
     case_name,
     compared,
     exclusions,
@@ -69,8 +69,7 @@ class TestOps(TestCase):
                 if error is not None:  # what the CPU cannot do need not be done
                     continue
                 result = run(op, sample, ours)
-                if not is_undefined(op):
-                    assert_same(result, expected)
+                assert_same_results(op, result, expected)
                 cases += 1
             compared(cases)
 
@@ -113,7 +112,7 @@ class TestOps(TestCase):
                         result = with_out(op, ours, expected, make, device)
                         if isinstance(result, Exception):
                             raise result
-                        assert_same(result, theirs)
+                        assert_same_results(op, result, theirs)
                 if DEVICE_TYPE != "cpu" and tensors(value):  # an out tensor on another device is refused
                     wrong = with_out(op, ours, expected, filled, "cpu")
                     assert isinstance(wrong, Exception), "an out= on the CPU was accepted"
@@ -137,7 +136,7 @@ class TestOps(TestCase):
                     continue
                 result = function(ours[0], *ours[1], **ours[2])
                 assert result is ours[0] or result.data_ptr() == ours[0].data_ptr()
-                assert_same(result, expected)
+                assert_same_results(op, result, expected)
 
     @ops([op for op in op_db if op.error_inputs_func is not None], dtypes=OpDTypes.none)
     def test_errors(self, device: str, op: Any) -> None:

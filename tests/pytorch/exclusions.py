@@ -29,4 +29,8 @@ EXCLUSIONS: dict[str, dict[str, str]] = {
     },
     "gradgrad": SPARSE_OPS,
     "fake": SPARSE_OPS | {"_native_batch_norm_legit": FAKE_BATCH_NORM, "native_batch_norm": FAKE_BATCH_NORM},
+    "module_step": {
+        "nn.LinearCrossEntropyLoss.train:bfloat16": CHUNKS,
+        "nn.LinearCrossEntropyLoss.train:float16": CHUNKS,
+    },
 }

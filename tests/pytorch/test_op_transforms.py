@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map
 from .harness import (
     DEVICE_TYPE,
     FULL,
-    assert_same,
     assert_same_grads,
     assert_same_results,
     case_name,
@@ -77,11 +76,10 @@ class TestOpTransforms(TestCase):
         with exclusions(group, case_name(op), dtype):
             for sample in samples:
                 value = value_of(sample)
-                ours = to_device(value, device)
                 expected, error = outcome(lambda s=sample, v=value: function(s, to_device(v, "cpu")))
                 if error is not None:
                     continue
-                result = function(sample, ours)
+                result = function(sample, to_device(value, device))
                 if same is None:
                     assert_same_results(op, result, expected)
                 elif not is_undefined(op):
@@ -104,7 +102,7 @@ class TestOpTransforms(TestCase):
             return tensors(result), grads(result, value) if has_grad else ()
 
         def same(ours: Any, theirs: Any) -> None:
-            assert_same(ours[0], theirs[0])
+            assert_same_results(op, ours[0], theirs[0])
             assert_same_grads(ours[1], theirs[1])
 
         self.beside("noncontiguous", op, dtype, device, samples, both, same)
@@ -214,8 +212,12 @@ class TestOpTransforms(TestCase):
                 if error is not None or len(found) < 2 or found[-1] is found[0]:
                     continue
                 last = found[-1]
-                mixed = tensors_mapped(lambda t, last=last: to_device(t, "cpu" if t is last else device), value)
-                result, error = outcome(lambda s=sample, m=mixed: run(op, s, m))
+
+                def call(sample: Any = sample, value: Any = value, last: Any = last) -> Any:
+                    mixed = tensors_mapped(lambda t: to_device(t, "cpu" if t is last else device), value)
+                    return run(op, sample, mixed)
+
+                result, error = outcome(call)
                 if error is None:
                     assert_same_results(op, result, expected)
                 cases += 1

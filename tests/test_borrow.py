@@ -341,3 +341,27 @@ def test_complex_results_in_given_memory() -> None:
     outs = tuple(torch.full_like(t, 7).to("mybackend") for t in torch.svd(a))
     torch.svd(x, out=outs)
     assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(outs, torch.svd(a), strict=True))
+
+
+def test_the_backward_runs_on_the_calling_thread(run_python) -> None:
+    """On autograd's thread for the device it would need a team of OpenMP threads of its own."""
+    run_python(
+        """
+        import threading, torch, mybackend
+        def where(device):
+            threads = []
+            x = torch.ones(3, device=device, requires_grad=True)
+            y = x * 2
+            y.register_hook(lambda grad: threads.append(threading.get_ident()))
+            y.sum().backward()
+            return threads == [threading.get_ident()]
+        with torch.inference_mode():
+            torch.ones(3, device="mybackend").add_(1)  # must not count
+        assert where("mybackend")
+        results = []
+        thread = threading.Thread(target=lambda: results.append(where("mybackend"))); thread.start(); thread.join()
+        assert results == [True]
+        with torch.autograd.set_multithreading_enabled(True):
+            assert not where("mybackend")  # a program may want it
+        """
+    )

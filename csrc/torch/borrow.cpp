@@ -53,6 +53,18 @@ struct ShellStack {
 
 MYBACKEND_HOT_THREAD_LOCAL ShellStack* t_stack = nullptr;
 
+// The kernels run on the CPU, so a backward runs best on the thread that asks for it, as a CPU tensor's
+// does. On autograd's thread for the device it would have an OpenMP team of its own; with two teams
+// there are more threads than cores, and libgomp's sleep between parallel regions: small models then
+// take up to twice as long. Once per thread: a program may switch it back on.
+MYBACKEND_HOT_THREAD_LOCAL bool t_backward_is_here = false;
+
+void run_backward_here() {
+  if (c10::InferenceMode::is_enabled()) return;  // its end restores what was before
+  t_backward_is_here = true;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+}
+
 ShellStack& shell_stack() {
   // Reached through a plain pointer: this is on the way of every operator.
   if (C10_LIKELY(t_stack != nullptr)) return *t_stack;
@@ -131,6 +143,7 @@ void BorrowFrame::see_other(const at::Tensor& tensor, bool is_written, bool cpu_
 void BorrowFrame::open() {
   check_devices();
   if (device_ < 0) device_ = current_device();
+  if (C10_UNLIKELY(!t_backward_is_here)) run_backward_here();
   wait_for_current_stream(device_);
   pool_base_ = shell_stack().top;
   new (scope_) BorrowScope(device_);

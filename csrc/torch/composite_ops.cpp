@@ -211,6 +211,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void drain_autograd_threads() noexcept {
   if (Runtime::get().memory_if_started() == nullptr) return;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(true);  // (see run_backward_here)
   for (int device = 0; device < memory().device_count(); ++device) {
     try {
       const at::Tensor leaf =

@@ -196,7 +196,8 @@ void mapped_memory(long operations) {
           }
           if (region != nullptr) {
             static_cast<volatile char*>(region->data())[index % static_cast<int>(bytes)] = 1;
-            if (i % 100 == 0 && (!region->sync().ok() || region->resident_bytes() == 0)) die("mapped memory: sync", {});
+            if (i % 100 == 0 && (!region->sync().ok() || resident_bytes(region->data(), region->bytes()) == 0))
+              die("mapped memory: sync", {});
           }
           if (i % 64 == 0) memory.for_each_caching(0, [](caching::CachingAllocator& allocator) { allocator.empty_cache(); });
         }

@@ -78,7 +78,7 @@ def from_file(
 def mapping(tensor: torch.Tensor) -> dict[str, Any] | None:
     """Of a tensor over a file, also of one that was loaded from a mapped checkpoint: the file's
     `path`, the `bytes` of its storage, `resident_bytes` (of their pages, in memory now), and whether
-    the mapping `is_shared`. None for other tensors."""
+    the mapping `is_shared`. None for other tensors of the device; ValueError for those of another."""
     storage = tensor.untyped_storage()
     if storage.device.type != _NAME:
         raise ValueError(f"expected a {_NAME} tensor, not one on {storage.device}")

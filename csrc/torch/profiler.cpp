@@ -17,7 +17,7 @@
 #include <torch/csrc/profiler/standalone/privateuse1_profiler.h>
 #define MYBACKEND_HAS_KINETO 1
 #else
-#define MYBACKEND_HAS_KINETO 0  // torch before 2.12 cannot be told of kernels
+#define MYBACKEND_HAS_KINETO 0  // a torch that cannot be told of kernels
 #endif
 
 namespace mybackend::glue {

@@ -32,7 +32,6 @@ GROUPS = (
 # Results of these are uninitialized memory.
 UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 
-
 # Their last bits depend on where LAPACK's operands lie: the CPU does not reproduce its own.
 CLOSE = ("linalg.lstsq",)
 

@@ -260,9 +260,8 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_by_name(what: str) -> None:
     words, function = REFUSED[what]
-    live = torch.mybackend.memory_allocated()
     with pytest.raises((NotImplementedError, RuntimeError), match=words) as error:
         function()
     assert "INTERNAL ASSERT" not in str(error.value)
     del error
-    assert torch.ones(2, device=DEVICE).sum().item() == 2 and torch.mybackend.memory_allocated() >= live
+    assert torch.ones(2, device=DEVICE).sum().item() == 2  # (and conftest.py looks that no memory stays)

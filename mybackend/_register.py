@@ -10,7 +10,7 @@ import warnings
 
 import torch
 
-from mybackend import _C, cpu, storage, torch_module
+from mybackend import _C, cpu, cuda, storage, torch_module
 
 DEVICE_NAME = "mybackend"
 _registered = False
@@ -33,6 +33,7 @@ def register() -> None:
     _C._register_boxed_kernels()
     _patch_dlpack()
     storage._register()
+    _C._set_cuda_hooks(cuda._is_free, cuda._lend)
     atexit.register(_C._drain_autograd_threads)
     _registered = True
     try:

@@ -194,3 +194,37 @@ def installed() -> bool:
     except ImportError:
         return False
     return _cuda.installed()
+
+
+# --- For the device `mybackend` over a GPU (driver:cuda) ------------------------------------------
+
+
+def _is_free() -> bool:
+    """Whether `driver:auto` may take the GPU: torch.cuda has one, this build can use it, and the
+    program has not used it yet."""
+    import torch
+
+    if torch.version.cuda is None or torch.cuda.is_initialized():
+        return False
+    try:
+        from mybackend import _cuda
+    except ImportError:
+        return False
+    if not _cuda.installed() and torch.cuda.memory.get_allocator_backend() != "native":
+        return False  # another allocator was put there
+    return torch.cuda.is_available()
+
+
+def _lend() -> int:
+    """Prepares torch.cuda for lending its kernels to `mybackend` tensors: puts this allocator under
+    it, starts it, and returns the allocator's address."""
+    import torch
+
+    try:
+        install()
+    except (RuntimeError, ValueError) as error:
+        raise type(error)(f"driver:cuda: {error}") from error
+    torch.cuda.init()
+    from mybackend import _cuda
+
+    return _cuda._allocator_address()

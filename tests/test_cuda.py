@@ -220,19 +220,36 @@ def test_without_a_driver(run_python, device: str | None) -> None:
     )
 
 
-def test_tensors_in_gpu_memory_are_refused_by_name(run_cuda) -> None:
+def test_tensors_in_gpu_memory_need_a_cuda_build_of_torch(run_cuda) -> None:
     run_cuda(
         """
         import torch
         assert malloc(100)
+        if torch.version.cuda is None:
+            for attempt in range(2):
+                try:
+                    torch.ones(2, device="mybackend")
+                    raise SystemExit("no error")
+                except RuntimeError as e:
+                    assert "driver:cuda: mybackend.cuda.install: torch" in str(e) and "is not a CUDA build" in str(e), e
+            assert not torch.mybackend.is_initialized()
+        assert cuda.memory_stats(0)["allocation.all.current"] == 1
+        """,
+        MYBACKEND_ALLOC_CONF="driver:cuda",
+    )
+
+
+def test_tensors_in_an_amd_gpus_memory_are_refused_by_name(run_python) -> None:
+    run_python(
+        """
+        import torch, mybackend
         try:
             torch.ones(2, device="mybackend")
             raise SystemExit("no error")
         except NotImplementedError as e:
-            assert "in GPU memory are not supported yet" in str(e), e
-        assert cuda.memory_stats(0)["allocation.all.current"] == 1
+            assert "AMD" in str(e), e
         """,
-        MYBACKEND_ALLOC_CONF="driver:cuda",
+        MYBACKEND_ALLOC_CONF="driver:hip",
     )
 
 

@@ -56,13 +56,15 @@ void Runtime::prepare_fork() {
   cpu_pool::lock_for_fork();
   tracker_detail::lock_for_fork();
   pinned_.lock_for_fork();
-  driver_forks_ = memory_if_started() == nullptr || memory_if_started()->lock_for_fork();
-  cuda_forks_ = cuda_memory_if_started() == nullptr || cuda_memory_if_started()->lock_for_fork();
+  DeviceMemory* const cuda = cuda_memory_if_started();
+  cuda_forks_ = cuda == nullptr || cuda->lock_for_fork();
+  driver_forks_ = memory_if_started() == cuda ? cuda_forks_ : memory_if_started() == nullptr || memory_if_started()->lock_for_fork();
 }
 
 void Runtime::after_fork(bool in_child) {
-  if (DeviceMemory* memory = cuda_memory_if_started()) memory->unlock_after_fork(in_child);
-  if (DeviceMemory* memory = memory_if_started()) memory->unlock_after_fork(in_child);
+  DeviceMemory* const cuda = cuda_memory_if_started();
+  if (DeviceMemory* memory = memory_if_started(); memory != nullptr && memory != cuda) memory->unlock_after_fork(in_child);
+  if (cuda != nullptr) cuda->unlock_after_fork(in_child);
   pinned_.unlock_after_fork(in_child);
   tracker_detail::unlock_after_fork();
   cpu_pool::unlock_after_fork();
@@ -101,17 +103,19 @@ Status Runtime::start_cuda_locked(bool hip) {
   return {};
 }
 
-Status Runtime::start_locked() {
-  const Settings settings = config_.settings();
-  if (settings.driver == "cuda" || settings.driver == "hip") {
-    if (Status status = start_cuda_locked(settings.driver == "hip"); !status.ok())
-      return {status.code(), "driver:" + settings.driver + ": " + status.message()};
-    // Operators run on the CPU: they must not be handed memory that only a GPU can read.
+Status Runtime::start_locked(const std::string& name) {
+  if (name == "hip") {
     return {StatusCode::kNotSupported,
-            "driver:" + settings.driver +
-                ": tensors of the device `mybackend` in GPU memory are not supported yet; mybackend.cuda.install() "
-                "and mybackend.cuda.pluggable_allocator() put this allocator under torch.cuda"};
+            "driver:hip: tensors of the device `mybackend` in an AMD GPU's memory are not supported; "
+            "mybackend.cuda.pluggable_allocator() puts this allocator under torch.cuda"};
   }
+  if (name == "cuda") {
+    if (Status status = start_cuda_locked(false); !status.ok()) return {status.code(), "driver:cuda: " + status.message()};
+    // One allocator for torch.cuda's tensors and ours: what a borrowed kernel makes is ours at once.
+    memory_.store(cuda_memory_if_started(), std::memory_order_release);
+    return {};
+  }
+  const Settings settings = config_.settings();
   SimOptions options;
   options.device_count = static_cast<int>(settings.device_count);
   if (const char* text = std::getenv("MYBACKEND_DEVICE_COUNT"); text != nullptr && *text != '\0') {
@@ -153,24 +157,53 @@ DeviceMemory* Runtime::cuda_memory(Status* error) {
   return cuda_memory_if_started();
 }
 
+void Runtime::set_auto_driver(std::function<std::string()> choose) {
+  std::lock_guard lock(mutex_);
+  choose_driver_ = std::move(choose);
+}
+
+std::string Runtime::driver_name(Status* error) {
+  if (Status status = read_environment(); !status.ok()) {
+    *error = status;
+    return "";
+  }
+  std::string name = config_.settings().driver;
+  if (name != "auto") return name;
+  std::function<std::string()> choose;
+  {
+    std::lock_guard lock(mutex_);
+    if (!auto_driver_.empty()) return auto_driver_;
+    choose = choose_driver_;
+  }
+  if (choose == nullptr) return "sim";
+  name = choose();  // under no lock: it may wait for Python's
+  std::lock_guard lock(mutex_);
+  if (auto_driver_.empty()) auto_driver_ = name;
+  return auto_driver_;
+}
+
 DeviceMemory* Runtime::memory(Status* error) {
   if (is_in_bad_fork()) {
     *error = bad_fork_error();
     return nullptr;
   }
   if (DeviceMemory* memory = memory_if_started()) return memory;
-  if (Status status = read_environment(); !status.ok()) {
-    *error = status;
-    return nullptr;
-  }
+  const std::string name = driver_name(error);
+  if (name.empty()) return nullptr;
   std::lock_guard lock(mutex_);
   if (DeviceMemory* memory = memory_if_started()) return memory;
-  *error = start_locked();
+  *error = start_locked(name);
   return memory_if_started();
 }
 
-int Runtime::device_count() const noexcept {
+int Runtime::device_count() noexcept {
   if (DeviceMemory* memory = memory_if_started()) return memory->device_count();
+  Status status;
+  const std::string name = driver_name(&status);
+  if (name == "cuda" || name == "hip") {
+    DeviceMemory* memory = cuda_memory(&status);
+    return memory != nullptr ? memory->device_count() : 0;
+  }
   if (const char* text = std::getenv("MYBACKEND_DEVICE_COUNT"); text != nullptr && *text != '\0') {
     const int count = std::atoi(text);
     return count >= 1 && count <= 64 ? count : 1;  // memory() reports the bad value

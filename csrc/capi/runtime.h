@@ -2,6 +2,7 @@
 // that it names with its devices. Everything above `core` reaches memory through here.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "core/config.h"
@@ -32,7 +33,7 @@ class Runtime {
   DeviceMemory* memory_if_started() const noexcept { return memory_.load(std::memory_order_acquire); }
 
   // GPUs for the allocators that stand in for torch.cuda's: started by their first use, whatever
-  // `driver` says (hip: AMD's).
+  // `driver` says (hip: AMD's). With driver:cuda memory() is the same.
   DeviceMemory* cuda_memory(Status* error);
   DeviceMemory* cuda_memory_if_started() const noexcept { return cuda_memory_.load(std::memory_order_acquire); }
 
@@ -42,12 +43,19 @@ class Runtime {
   void prepare_fork();
   void after_fork(bool in_child);
 
-  // Devices that memory() would give or gives; does not start anything, never fails.
-  int device_count() const noexcept;
+  // The driver of the devices: what the configuration says, and for `auto` what the function given
+  // here says when it is first asked for (sim when none was given). Empty and *error where the
+  // configuration variable is bad.
+  std::string driver_name(Status* error);
+  void set_auto_driver(std::function<std::string()> choose);
+
+  // Devices that memory() gives or would give; 0 where the driver cannot start. Starts nothing but,
+  // for a GPU, the driver library.
+  int device_count() noexcept;
 
  private:
   Runtime();
-  Status start_locked();
+  Status start_locked(const std::string& driver);
   Status start_cuda_locked(bool hip);
   Status bad_fork_error() const;
 
@@ -56,7 +64,8 @@ class Runtime {
   mutable std::mutex mutex_;
   bool environment_read_ = false;
   Status environment_status_;
-  Status start_status_;
+  std::function<std::string()> choose_driver_;
+  std::string auto_driver_;  // what it said
   std::atomic<DeviceMemory*> memory_{nullptr};
   std::atomic<DeviceMemory*> cuda_memory_{nullptr};
   std::atomic<bool> bad_fork_{false};

@@ -21,6 +21,7 @@
 #include "torch/context.h"
 #include "torch/generator.h"
 #include "torch/history.h"
+#include "torch/lender.h"
 
 using namespace mybackend;
 namespace glue = mybackend::glue;
@@ -340,11 +341,30 @@ void bind_history(py::module_& m) {
 
 void bind_device(py::module_& m) {
   m.def("_init", [] {
-    Status status = Runtime::get().read_environment();
-    check_or_throw(status);
-    Status error;
-    if (Runtime::get().memory(&error) == nullptr) check_or_throw(error);
+    check_or_throw(Runtime::get().read_environment());
     glue::memory();
+  });
+  // Python's two answers about torch.cuda: whether its GPUs are free for driver:auto, and, when they
+  // are to lend their kernels, the address of its allocator (lender.h).
+  m.def("_set_cuda_hooks", [](py::function is_free, py::function lend) {
+    // Never destroyed: they may be asked for when the interpreter has gone.
+    auto* free = new py::function(std::move(is_free));
+    auto* prepare = new py::function(std::move(lend));
+    Runtime::get().set_auto_driver([free]() -> std::string {
+      if (Py_IsInitialized() == 0) return "sim";
+      py::gil_scoped_acquire gil;
+      try {
+        return (*free)().cast<bool>() ? "cuda" : "sim";
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("mybackend: driver:auto");
+        return "sim";
+      }
+    });
+    glue::set_prepare_gpu([prepare] {
+      TORCH_CHECK(Py_IsInitialized() != 0, "mybackend: the interpreter has ended");
+      py::gil_scoped_acquire gil;
+      return reinterpret_cast<c10::Allocator*>((*prepare)().cast<std::uintptr_t>());
+    });
   });
   m.def("_is_in_bad_fork", [] { return Runtime::get().is_in_bad_fork(); });
   m.def("_is_initialized", [] { return Runtime::get().memory_if_started() != nullptr; });

@@ -20,21 +20,21 @@ constexpr c10::DispatchKeySet kRefusedKinds({c10::DispatchKey::Quantized, c10::D
 // Autograd and autocast have had their turn when a backend kernel runs; the borrowed kernel's
 // own calls must not meet them again.
 const c10::DispatchKeySet& excluded_keys() {
-  static const c10::DispatchKeySet keys =
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet({c10::DispatchKey::AutocastCPU});
+  static const c10::DispatchKeySet keys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                          c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA});
   return keys;
 }
 
-// A CPU tensor with a storage of its own, both of which only this thread's stack refers to while
+// A tensor of the lender with a storage of its own, both of which only this thread's stack refers to while
 // no frame uses it.
 struct Shell {
   at::Tensor tensor;
   c10::Storage storage;
 
   Shell()
-      : tensor(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>(), kCpu)),
-        storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, kCpu),
-                                                      c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true)) {
+      : tensor(c10::make_intrusive<c10::TensorImpl>(lender_keys(), caffe2::TypeMeta::Make<float>(), lender_device(0))),
+        storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, lender_device(0)),
+                                                      lender_allocator(), /*resizable=*/true)) {
     TensorAccess::storage(tensor.unsafeGetTensorImpl()) = storage;
   }
 };
@@ -88,16 +88,16 @@ c10::DataPtr shared_data_ptr(const c10::Storage& storage, c10::Device device) {
 
 at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* allocator) {
   const c10::TensorImpl* from = tensor.unsafeGetTensorImpl();
-  const bool to_cpu = device.is_cpu();
+  const bool to_lender = device.type() != kDeviceType;
   // An inference tensor shares as one, a normal tensor as a normal one, whatever the mode is now.
   c10::InferenceMode mode(tensor.is_inference());
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(to_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1),
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(to_lender ? lender_key() : c10::DispatchKey::PrivateUse1),
                                                    from->dtype(), device);
   TensorAccess::copy_geometry(from, impl.get());
   TensorAccess::device(impl.get()) = device;
   // One counter for both: autograd notices a change of the one that the other was saved for.
   if (!tensor.is_inference()) impl->set_version_counter(from->version_counter());
-  TensorAccess::keys(impl.get()) = to_cpu ? cpu_keys(tensor.key_set()) : device_keys(tensor.key_set());
+  TensorAccess::keys(impl.get()) = to_lender ? to_lender_keys(tensor.key_set()) : to_device_keys(tensor.key_set());
   if (from->has_storage() && from->unsafe_storage()) {
     const c10::Storage& storage = from->unsafe_storage();
     if (C10_UNLIKELY(storage.unsafeGetStorageImpl()->has_materializer())) storage.unsafeGetStorageImpl()->mutable_data();
@@ -113,12 +113,18 @@ std::int64_t copied_output_count() noexcept {
   return g_copied_outputs.load(std::memory_order_relaxed);
 }
 
-at::Tensor share_as_device(const at::Tensor& cpu, c10::DeviceIndex device) {
-  return share(cpu, c10::Device(kDeviceType, device), device_allocator());
+at::Tensor share_as_device(const at::Tensor& lent, c10::DeviceIndex device) {
+  return share(lent, c10::Device(kDeviceType, device), device_allocator());
 }
 
-at::Tensor share_as_cpu(const at::Tensor& device_tensor) {
-  return share(device_tensor, kCpu, c10::GetAllocator(c10::DeviceType::CPU));
+at::Tensor share_as_lender(const at::Tensor& device_tensor) {
+  return share(device_tensor, lender_device(device_tensor.device().index()), lender_allocator());
+}
+
+// Bytes that are about to go, from another allocator.
+static void copy_foreign_bytes(c10::DeviceIndex device, void* to, const void* from, std::size_t bytes) {
+  copy_device_bytes(device, to, from, bytes);
+  if (on_gpu()) check(memory().driver().stream_synchronize(device, current_stream(device)));
 }
 
 // --- Arguments ------------------------------------------------------------------------------
@@ -143,13 +149,14 @@ void BorrowFrame::see_other(const at::Tensor& tensor, bool is_written, bool cpu_
 void BorrowFrame::open() {
   check_devices();
   if (device_ < 0) device_ = current_device();
-  if (C10_UNLIKELY(!t_backward_is_here)) run_backward_here();
+  memory();  // starts the devices, and with them the lender
+  if (C10_UNLIKELY(!t_backward_is_here) && !on_gpu()) run_backward_here();
   wait_for_current_stream(device_);
   pool_base_ = shell_stack().top;
-  new (scope_) BorrowScope(device_);
+  new (scope_) LendingScope(device_);
   new (guard_) c10::impl::ExcludeDispatchKeyGuard(excluded_keys());
   opened_ = true;
-  if (is_profiling()) profiled_from_ns_ = profiler_now();
+  if (is_profiling() && !on_gpu()) profiled_from_ns_ = profiler_now();
 }
 
 const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, bool may_change) {
@@ -176,8 +183,8 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
   c10::TensorImpl* impl = shell.tensor.unsafeGetTensorImpl();
   Alias entry{impl, nullptr, &tensor, base_storage, nullptr, 0, is_written};
   TensorAccess::copy_geometry(base, impl);
-  TensorAccess::keys(impl) = cpu_keys(base->key_set());
-  TensorAccess::device(impl) = kCpu;
+  TensorAccess::keys(impl) = to_lender_keys(base->key_set());
+  TensorAccess::device(impl) = lender_device(device_);
 
   if (C10_UNLIKELY(base_storage == nullptr)) {
     TensorAccess::storage(impl) = c10::Storage();
@@ -188,7 +195,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
     if (C10_UNLIKELY(base_storage->has_materializer() && (is_written || may_change))) base_storage->mutable_data();
     entry.data = base_storage->_mutable_data_ptr_no_checks().get();
     entry.nbytes = base_storage->nbytes();
-    entry.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, kCpu);
+    entry.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, lender_device(device_));
     entry.shell_storage->unsafe_set_nbytes(entry.nbytes);
     entry.shell_storage->set_resizable(base_storage->resizable());
   }
@@ -200,7 +207,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
 void BorrowFrame::set_data(Alias& alias, c10::StorageImpl* base_storage) {
   base_storage->mutable_data();
   alias.data = base_storage->_mutable_data_ptr_no_checks().get();
-  alias.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(alias.data, kCpu);
+  alias.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(alias.data, lender_device(device_));
 }
 
 BorrowFrame::Alias* BorrowFrame::find(const void* key) noexcept {
@@ -252,9 +259,9 @@ void BorrowFrame::write_back_storage(Alias& alias) {
   const c10::Device device(kDeviceType, device_);
   const std::size_t nbytes = shell->nbytes();
   c10::DataPtr adopted = std::move(data);
-  if (adopted.get() != nullptr && adopted.get_deleter() != &delete_device_bytes) {
+  if (adopted.get() != nullptr && !take_over(adopted)) {
     c10::DataPtr copy = allocate_device_bytes(device_, nbytes, device);
-    std::memcpy(copy.get(), adopted.get(), nbytes);
+    copy_foreign_bytes(device_, copy.get(), adopted.get(), nbytes);
     g_copied_outputs.fetch_add(1, std::memory_order_relaxed);
     adopted = std::move(copy);
   }
@@ -263,7 +270,7 @@ void BorrowFrame::write_back_storage(Alias& alias) {
   alias.base_storage->set_nbytes(nbytes);
   alias.data = alias.base_storage->_mutable_data_ptr_no_checks().get();
   alias.nbytes = nbytes;
-  data = c10::DataPtr(alias.data, kCpu);
+  data = c10::DataPtr(alias.data, lender_device(device_));
 }
 
 void BorrowFrame::write_back() {
@@ -290,7 +297,7 @@ void BorrowFrame::adopt_storage(c10::TensorImpl* result) {
   const c10::Device device(kDeviceType, device_);
   c10::DataPtr& data = impl->_mutable_data_ptr_no_checks();
   if (data.device().type() == kDeviceType) return;  // another result shares it
-  if (C10_LIKELY(data.get_deleter() == &delete_device_bytes) || data.get() == nullptr) {
+  if (C10_LIKELY(take_over(data)) || data.get() == nullptr) {
     // (Zero tensors have a size and no bytes at all.)
     data.unsafe_set_device(device);
     impl->set_allocator(device_allocator());
@@ -300,7 +307,7 @@ void BorrowFrame::adopt_storage(c10::TensorImpl* result) {
   const std::size_t nbytes = impl->nbytes();
   c10::DataPtr copy = allocate_device_bytes(device_, nbytes, device);
   if (nbytes != 0) {
-    std::memcpy(copy.get(), data.get(), nbytes);
+    copy_foreign_bytes(device_, copy.get(), data.get(), nbytes);
     g_copied_outputs.fetch_add(1, std::memory_order_relaxed);
   }
   storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes, std::move(copy),
@@ -308,7 +315,7 @@ void BorrowFrame::adopt_storage(c10::TensorImpl* result) {
 }
 
 at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
-  if (!result.defined() || !result.device().is_cpu()) return std::move(result);
+  if (!result.defined() || result.device().type() != lender_type()) return std::move(result);
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   if (const at::Tensor* argument = argument_of(result)) return *argument;
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ",
@@ -328,7 +335,7 @@ at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
   } else {
     TensorAccess::storage(impl) = viewed->base->unsafeGetTensorImpl()->unsafe_storage();
   }
-  TensorAccess::keys(impl) = device_keys(impl->key_set());
+  TensorAccess::keys(impl) = to_device_keys(impl->key_set());
   TensorAccess::device(impl) = c10::Device(kDeviceType, device_);
   return std::move(result);
 }
@@ -340,7 +347,7 @@ BorrowFrame::~BorrowFrame() {
                   profiler_correlation());
   }
   reinterpret_cast<c10::impl::ExcludeDispatchKeyGuard*>(guard_)->~ExcludeDispatchKeyGuard();
-  reinterpret_cast<BorrowScope*>(scope_)->~BorrowScope();
+  reinterpret_cast<LendingScope*>(scope_)->~LendingScope();
   ShellStack& stack = shell_stack();
   // First give every shell its own storage back, so that the counts tell escapes.
   for (std::size_t i = 0; i < aliases_.size(); ++i) {
@@ -353,13 +360,13 @@ BorrowFrame::~BorrowFrame() {
     const bool kept = shell.tensor.use_count() != 1 || shell.storage.use_count() != 2;
     if (C10_LIKELY(!kept)) {
       if (aliases_[i].shell_storage != nullptr) {
-        shell.storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, kCpu);
+        shell.storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, lender_device(device_));
       }
       continue;
     }
     // Someone keeps the alias or a view of it: it owns a reference to the base's storage now.
     if (aliases_[i].shell_storage != nullptr) {
-      aliases_[i].shell_storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base->storage(), kCpu);
+      aliases_[i].shell_storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base->storage(), lender_device(device_));
     }
     *stack.shells[pool_base_ + i] = Shell();
   }

@@ -1,8 +1,9 @@
-// Borrowed compute: run a CPU kernel on the very bytes of `mybackend` tensors.
+// Borrowed compute: run a kernel of the lender (lender.h: the CPU, or CUDA) on the very bytes of
+// `mybackend` tensors.
 //
-//   alias     a CPU tensor over the bytes of a device tensor. Its TensorImpl and StorageImpl
+//   alias     a tensor of the lender over the bytes of a device tensor. Its TensorImpl and StorageImpl
 //             ("shell") are kept per thread and used again, so that an alias costs a few stores
-//   frame     one borrowed call: its aliases, its BorrowScope, and the way back: results are
+//   frame     one borrowed call: its aliases, its LendingScope, and the way back: results are
 //             adopted (relabelled as device tensors, no copy), what the kernel did to the size
 //             or storage of an argument is carried over to the argument
 //   escape    a shell that is still referenced after the call (a view was returned, or the
@@ -20,7 +21,7 @@
 #include <unordered_map>
 
 #include "torch/context.h"
-#include "torch/cpu_allocator.h"
+#include "torch/lender.h"
 
 namespace mybackend::glue {
 
@@ -28,11 +29,11 @@ namespace mybackend::glue {
 // process began. Zero is the normal case.
 std::int64_t copied_output_count() noexcept;
 
-// A device tensor that owns the bytes of a CPU tensor together with it: both live on. Used
-// where a CPU autograd graph keeps its tensors.
-at::Tensor share_as_device(const at::Tensor& cpu, c10::DeviceIndex device);
-// A CPU tensor over the bytes of a device tensor; keeps the storage alive. No autograd link.
-at::Tensor share_as_cpu(const at::Tensor& device_tensor);
+// A device tensor that owns the bytes of a tensor of the lender together with it: both live on.
+// Used where an autograd graph of the lender's keeps its tensors.
+at::Tensor share_as_device(const at::Tensor& lent, c10::DeviceIndex device);
+// A tensor of the lender over the bytes of a device tensor; keeps the storage alive. No autograd link.
+at::Tensor share_as_lender(const at::Tensor& device_tensor);
 
 class BorrowFrame {
  public:
@@ -66,7 +67,7 @@ class BorrowFrame {
     if (C10_UNLIKELY(cpu_with_dimensions_ && device_ >= 0)) different_devices(c10::Device(c10::DeviceType::CPU));
   }
 
-  // check_devices(), then waits for the stream and opens the scope.
+  // check_devices(), then opens the scope; where the host computes, waits for the stream first.
   void open();
 
   // The alias of an argument; the argument itself when it is not on the device.
@@ -115,7 +116,7 @@ class BorrowFrame {
   c10::SmallVector<Alias, 6> aliases_;
   std::unique_ptr<std::unordered_map<const void*, std::size_t>> positions_;  // once there are more than kScanned
   c10::SmallVector<const c10::TensorImpl*, 2> cpu_arguments_;
-  alignas(BorrowScope) unsigned char scope_[sizeof(BorrowScope)];
+  alignas(LendingScope) unsigned char scope_[sizeof(LendingScope)];
   alignas(c10::impl::ExcludeDispatchKeyGuard) unsigned char guard_[sizeof(c10::impl::ExcludeDispatchKeyGuard)];
 };
 

@@ -197,7 +197,7 @@ void alias_arguments(const Plan& plan, torch::jit::Stack* stack, std::size_t fir
         break;
       }
       case ArgumentKind::kDevice:
-        if (value.toDevice().type() == kDeviceType) value = c10::Device(c10::DeviceType::CPU);
+        if (value.toDevice().type() == kDeviceType) value = lender_device(frame.device());
         break;
       default: break;
     }
@@ -226,16 +226,16 @@ void borrow_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   Owned owned;  // outlives the frame
   BorrowFrame frame(plan.name.c_str());
   see_arguments(plan, c10::ArrayRef<c10::IValue>(*stack).slice(first), frame);
-  if (C10_UNLIKELY(!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU))) {
-    no_kernel(plan, "there is no CPU kernel to borrow for it");
-  }
   frame.open();
+  if (C10_UNLIKELY(!op.hasComputedKernelForDispatchKey(lender_key()))) {
+    no_kernel(plan, std::string("there is no ") + (on_gpu() ? "CUDA" : "CPU") + " kernel to borrow for it");
+  }
   alias_arguments(plan, stack, first, frame, owned);
   if (C10_UNLIKELY(plan.needs_default_generator)) {
     ScopedDefaultGenerator scope(frame.device());
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    op.redispatchBoxed(lender_keys(), stack);
   } else {
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    op.redispatchBoxed(lender_keys(), stack);
   }
   frame.write_back();
   adopt_results(plan, stack, frame);

@@ -19,46 +19,46 @@ namespace {
 
 // --- Recurrent networks ---------------------------------------------------------------------
 // lstm, gru and rnn are composites that choose a fused CUDA path for PrivateUse1 and oneDNN's for
-// the CPU. The whole composite runs on CPU tensors over our bytes, with a CPU autograd graph of
-// its own; one node in the outer graph stands for it.
+// the CPU. The whole composite runs on the lender's tensors over our bytes, with an autograd graph
+// of its own; one node in the outer graph stands for it.
 
-struct CpuGraphBackward final : torch::autograd::Node {
+struct LentGraphBackward final : torch::autograd::Node {
   std::string operator_name;
   c10::DeviceIndex device = -1;
-  std::vector<at::Tensor> cpu_inputs;   // leaves of the CPU graph
-  std::vector<at::Tensor> cpu_outputs;  // its roots; undefined when not differentiable
+  std::vector<at::Tensor> lent_inputs;   // leaves of the lender's graph
+  std::vector<at::Tensor> lent_outputs;  // its roots; undefined when not differentiable
 
-  std::string name() const override { return "MyBackendCpuGraph<" + operator_name + ">"; }
+  std::string name() const override { return "MyBackendLentGraph<" + operator_name + ">"; }
 
   void release_variables() override {
-    cpu_inputs.clear();
-    cpu_outputs.clear();
+    lent_inputs.clear();
+    lent_outputs.clear();
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    TORCH_CHECK(!cpu_inputs.empty(), torch::autograd::ERR_BACKWARD_TWICE);
+    TORCH_CHECK(!lent_inputs.empty(), torch::autograd::ERR_BACKWARD_TWICE);
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), operator_name, ": double backward is not supported on mybackend");
     const bool keep_graph = torch::autograd::get_current_graph_task_keep_graph();
     torch::autograd::variable_list roots, root_gradients;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined() || !cpu_outputs[i].defined()) continue;
-      roots.push_back(cpu_outputs[i]);
-      root_gradients.push_back(share_as_cpu(gradients[i]));
+      if (!gradients[i].defined() || !lent_outputs[i].defined()) continue;
+      roots.push_back(lent_outputs[i]);
+      root_gradients.push_back(share_as_lender(gradients[i]));
     }
-    torch::autograd::variable_list results(cpu_inputs.size());
+    torch::autograd::variable_list results(lent_inputs.size());
     if (roots.empty()) return results;
     wait_for_current_stream(device);
-    BorrowScope scope(device);
+    LendingScope scope(device);
     at::AutoGradMode grad_mode(true);
     torch::autograd::variable_list wanted;
-    for (const at::Tensor& input : cpu_inputs) {
+    for (const at::Tensor& input : lent_inputs) {
       if (input.requires_grad()) wanted.push_back(input);
     }
     torch::autograd::variable_list found =
         torch::autograd::grad(roots, wanted, root_gradients, keep_graph, /*create_graph=*/false, /*allow_unused=*/true);
     std::size_t next = 0;
-    for (std::size_t i = 0; i < cpu_inputs.size(); ++i) {
-      if (!cpu_inputs[i].requires_grad()) continue;
+    for (std::size_t i = 0; i < lent_inputs.size(); ++i) {
+      if (!lent_inputs[i].requires_grad()) continue;
       at::Tensor& gradient = found[next++];
       if (gradient.defined()) results[i] = share_as_device(gradient.detach(), device);
     }
@@ -78,7 +78,7 @@ void for_each_tensor(c10::IValue& value, Visit visit) {
   }
 }
 
-void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void run_with_lent_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const std::string name = op.schema().name();
   const std::size_t argument_count = op.schema().arguments().size();
   const std::size_t first = stack->size() - argument_count;
@@ -94,9 +94,9 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   devices.check_devices();
   const c10::DeviceIndex device = devices.device();
   const bool differentiable = at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(inputs);
-  c10::intrusive_ptr<CpuGraphBackward> node;
+  c10::intrusive_ptr<LentGraphBackward> node;
   if (differentiable) {
-    node = c10::make_intrusive<CpuGraphBackward>();
+    node = c10::make_intrusive<LentGraphBackward>();
     node->operator_name = name;
     node->device = device;
     node->set_next_edges(torch::autograd::collect_next_edges(inputs));
@@ -104,32 +104,32 @@ void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torc
   for (std::size_t i = first; i < stack->size(); ++i) {
     for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) {
       if (tensor.device().type() != kDeviceType) return tensor;
-      at::Tensor cpu = share_as_cpu(tensor);
+      at::Tensor lent = share_as_lender(tensor);
       // Also where no graph is made: some paths of the CPU look at it.
-      if (tensor.requires_grad()) cpu.set_requires_grad(true);
-      if (differentiable) node->cpu_inputs.push_back(cpu);
-      return cpu;
+      if (tensor.requires_grad()) lent.set_requires_grad(true);
+      if (differentiable) node->lent_inputs.push_back(lent);
+      return lent;
     });
   }
   wait_for_current_stream(device);
   {
-    BorrowScope scope(device);
+    LendingScope scope(device);
     at::AutoGradMode grad_mode(differentiable);
     c10::impl::ExcludeDispatchKeyGuard no_autocast(
-        c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1}));
+        c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1}));
     ScopedDefaultGenerator generator(device);  // dropout between the layers
     op.callBoxed(stack);
   }
   const std::size_t result_count = op.schema().returns().size();
   for (std::size_t i = stack->size() - result_count; i < stack->size(); ++i) {
-    for_each_tensor((*stack)[i], [&](const at::Tensor& cpu) {
-      at::Tensor result = share_as_device(cpu, device);
+    for_each_tensor((*stack)[i], [&](const at::Tensor& lent) {
+      at::Tensor result = share_as_device(lent, device);
       if (node != nullptr) {
-        if (cpu.requires_grad())
+        if (lent.requires_grad())
           torch::autograd::set_history(result, node);
         else
           node->add_input_metadata(torch::autograd::Node::undefined_input());
-        node->cpu_outputs.push_back(cpu.requires_grad() ? cpu : at::Tensor());
+        node->lent_outputs.push_back(lent.requires_grad() ? lent : at::Tensor());
       }
       return result;
     });
@@ -152,12 +152,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable
 }
 
 // --- Dropout ----------------------------------------------------------------------------------
-// ATen takes native_dropout for PrivateUse1, the composition below for the CPU; they round
+// ATen takes native_dropout for PrivateUse1 and CUDA, the composition below for the CPU; they round
 // differently.
 
 at::Tensor dropout(const at::Tensor& input, double p, bool train) {
   TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   if (p == 0 || !train || input.sym_numel() == 0) return input;
+  if (on_gpu() && p < 1) return std::get<0>(at::native_dropout(input, p, train));
   if (p == 1) return input.mul(at::zeros({}, input.options()));
   at::Tensor noise = at::empty_like(input);
   noise.bernoulli_(1 - p);
@@ -174,15 +175,16 @@ std::int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, co
   const c10::impl::ExcludeDispatchKeyGuard no_transforms(
       c10::DispatchKeySet{c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
                           c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
-  const auto as_cpu = [](const at::Tensor& tensor) {
+  const auto as_lent = [](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.device().type() != kDeviceType) return tensor;
-    at::Tensor cpu = tensor.has_storage() ? share_as_cpu(tensor)
-                                          : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kCPU));
-    if (tensor.requires_grad() && at::GradMode::is_enabled()) cpu.set_requires_grad(true);
-    return cpu;
+    at::Tensor lent = tensor.has_storage() ? share_as_lender(tensor)
+                                           : at::empty_strided(tensor.sizes(), tensor.strides(),
+                                                               tensor.options().device(lender_device(tensor.device().index())));
+    if (tensor.requires_grad() && at::GradMode::is_enabled()) lent.set_requires_grad(true);
+    return lent;
   };
-  const std::optional<at::Tensor> cpu_mask = mask.has_value() ? std::optional<at::Tensor>(as_cpu(*mask)) : std::nullopt;
-  return at::_fused_sdp_choice(as_cpu(query), as_cpu(key), as_cpu(value), cpu_mask, dropout_p, is_causal, scale, enable_gqa);
+  const std::optional<at::Tensor> lent_mask = mask.has_value() ? std::optional<at::Tensor>(as_lent(*mask)) : std::nullopt;
+  return at::_fused_sdp_choice(as_lent(query), as_lent(key), as_lent(value), lent_mask, dropout_p, is_causal, scale, enable_gqa);
 }
 
 // --- tensor_split -----------------------------------------------------------------------------
@@ -197,13 +199,13 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& i
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
-  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_cpu_graph>());
+  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_lent_graph>());
   m.impl("dropout", TORCH_FN(dropout));
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
-  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_cpu_graph>());
+  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_lent_graph>());
   m.impl("dropout", TORCH_FN(dropout));
   m.impl("convolution_overrideable", TORCH_FN((&Typed<at::_ops::convolution>::call)));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));

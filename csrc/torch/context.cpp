@@ -6,6 +6,7 @@
 
 #include "base/thread_local.h"
 #include "torch/cpu_allocator.h"
+#include "torch/lender.h"
 
 namespace mybackend::glue {
 namespace {
@@ -19,9 +20,13 @@ std::atomic<DeviceMemory*> g_memory{nullptr};
 
 DeviceMemory& start_memory() {
   Status error;
-  DeviceMemory* started = Runtime::get().memory(&error);
+  if (Runtime::get().driver_name(&error) == "cuda") {
+    if (Runtime::get().cuda_memory(&error) == nullptr) raise({error.code(), "driver:cuda: " + error.message()});
+    start_lending_gpu();
+  }
+  DeviceMemory* started = error.ok() ? Runtime::get().memory(&error) : nullptr;
   if (started == nullptr) raise(error);
-  install_cpu_allocator();
+  if (!on_gpu()) install_cpu_allocator();
   g_memory.store(started, std::memory_order_release);
   return *started;
 }
@@ -85,6 +90,7 @@ StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexc
 }
 
 void wait_for_current_stream(c10::DeviceIndex device) {
+  if (on_gpu()) return;  // its work follows in the stream's order
   Driver& driver = memory().driver();
   if (driver.maybe_busy(device)) check(driver.stream_synchronize(device, current_stream(device)));
 }

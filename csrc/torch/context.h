@@ -17,7 +17,7 @@ inline constexpr int kMaxDevices = 64;
 void check(const Status& status);
 [[noreturn]] void raise(const Status& status);
 
-// The devices; starts them on first use, and installs the CPU allocator that borrows from them.
+// The devices; starts them on first use, and with them what lends them its kernels (lender.h).
 // Throws when they cannot start.
 DeviceMemory& memory();
 
@@ -38,8 +38,8 @@ inline StreamHandle to_handle(const c10::Stream& stream) {
   return static_cast<StreamHandle>(stream.id());
 }
 
-// Waits until the earlier work of the device's current stream is done: what an operator that
-// runs on the calling thread does first.
+// Waits until the earlier work of the device's current stream is done: what an operator that runs
+// on the calling thread does first. On a GPU nothing does, and there is nothing to wait for.
 void wait_for_current_stream(c10::DeviceIndex device);
 
 // Waits until autograd's device threads have put down what they hold. A thread that lets go of a

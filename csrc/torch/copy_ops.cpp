@@ -27,12 +27,24 @@ bool on_device(const at::Tensor& tensor) {
 }
 
 void check_copyable(const at::Tensor& tensor) {
-  TORCH_CHECK_NOT_IMPLEMENTED(on_device(tensor) || tensor.is_cpu(), "mybackend cannot copy from or to a tensor on ", tensor.device());
+  // On a GPU, torch.cuda's tensors lie in the same memory.
+  TORCH_CHECK_NOT_IMPLEMENTED(on_device(tensor) || tensor.is_cpu() || (on_gpu() && tensor.is_cuda()),
+                              "mybackend cannot copy from or to a tensor on ", tensor.device());
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == c10::kStrided, "mybackend cannot copy a tensor of layout ", tensor.layout());
 }
 
+// What is queued on `later` from now on starts after what is queued on `earlier` now.
+Status order(Driver& driver, c10::DeviceIndex earlier_device, StreamHandle earlier, c10::DeviceIndex later_device, StreamHandle later) {
+  EventHandle event = 0;
+  Status status = driver.event_create(earlier_device, &event);
+  if (!status.ok()) return status;
+  status = driver.event_record(earlier_device, event, earlier);
+  if (status.ok()) status = driver.stream_wait_event(later_device, later, event);
+  driver.event_destroy(earlier_device, event);
+  return status;
+}
+
 at::Tensor& copy_aliases(at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
-  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
   // One frame for each device. They are opened in this order, and must end in the opposite one.
   BorrowFrame src_frame("aten::copy_");
   BorrowFrame dst_frame("aten::copy_");
@@ -50,7 +62,19 @@ at::Tensor& copy_aliases(at::Tensor& dst, const at::Tensor& src, bool non_blocki
     dst_alias = &dst_frame.alias(dst, true);
     if (same_device) src_alias = &dst_frame.alias(src);
   }
-  at::_ops::copy_::redispatch(cpu, const_cast<at::Tensor&>(*dst_alias), *src_alias, non_blocking);
+  at::_ops::copy_::redispatch(lender_keys(), const_cast<at::Tensor&>(*dst_alias), *src_alias, non_blocking);
+  return dst;
+}
+
+at::Tensor& copy_now(at::Tensor& dst, const at::Tensor& src, bool non_blocking) {
+  if (C10_LIKELY(!dst.is_cuda() && !src.is_cuda())) return copy_aliases(dst, src, non_blocking);
+  // torch.cuda's work goes on on a stream of its own.
+  const c10::DeviceIndex device = dst.is_cuda() ? dst.device().index() : src.device().index();
+  const StreamHandle theirs = lender_stream(device), ours = current_stream(device);
+  Driver& driver = memory().driver();
+  if (theirs != ours) check(order(driver, device, theirs, device, ours));
+  copy_aliases(dst, src, non_blocking);
+  if (theirs != ours) check(order(driver, device, ours, device, theirs));
   return dst;
 }
 
@@ -62,7 +86,7 @@ bool is_plain_copy(const at::Tensor& dst, const at::Tensor& src) {
 
 // The driver's copy; in a profile between two tasks that look at the clock.
 Status copy_on_stream(Driver& driver, c10::DeviceIndex device, StreamHandle stream, void* to, const void* from, std::size_t bytes) {
-  if (!is_profiling()) return driver.copy_async(device, stream, to, from, bytes);
+  if (!is_profiling() || on_gpu()) return driver.copy_async(device, stream, to, from, bytes);
   auto begin_ns = std::make_shared<std::int64_t>(0);
   const std::uint64_t correlation = profiler_correlation();
   Status status = driver.stream_enqueue(device, stream, "profiler", [begin_ns] { *begin_ns = profiler_now(); });
@@ -78,6 +102,7 @@ Status copy_on_stream(Driver& driver, c10::DeviceIndex device, StreamHandle stre
 // Queues the copy, if it can be. False: it has to be done now.
 bool copy_async(at::Tensor& dst, const at::Tensor& src) {
   const bool to_device = on_device(dst), from_device = on_device(src);
+  if (dst.is_cuda() || src.is_cuda()) return false;
   if (to_device == from_device && dst.device() == src.device()) return false;  // runs inline, like any operator
   if (!is_plain_copy(dst, src)) return false;
   Driver& driver = memory().driver();
@@ -97,18 +122,9 @@ bool copy_async(at::Tensor& dst, const at::Tensor& src) {
     // the copy.
     const c10::DeviceIndex other = dst.device().index();
     const StreamHandle other_stream = current_stream(other);
-    EventHandle before = 0, after = 0;
-    check(driver.event_create(other, &before));
-    Status status = driver.event_record(other, before, other_stream);
-    if (status.ok()) status = driver.stream_wait_event(device, stream, before);
+    Status status = order(driver, other, other_stream, device, stream);
     if (status.ok()) status = copy_on_stream(driver, device, stream, to, from, dst.nbytes());
-    if (status.ok()) status = driver.event_create(device, &after);
-    if (status.ok()) {
-      status = driver.event_record(device, after, stream);
-      if (status.ok()) status = driver.stream_wait_event(other, other_stream, after);
-      driver.event_destroy(device, after);
-    }
-    driver.event_destroy(other, before);
+    if (status.ok()) status = order(driver, device, stream, other, other_stream);
     check(status);
   }
   return true;
@@ -119,7 +135,7 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
   check_copyable(dst);
   at::Tensor target = dst;
   if (non_blocking && copy_async(target, self)) return target;
-  copy_aliases(target, self, non_blocking);
+  copy_now(target, self, non_blocking);
   return target;
 }
 
@@ -133,7 +149,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (C10_UNLIKELY(self.is_same(src))) return self;
   check_copyable(src);
   if (non_blocking && copy_async(self, src)) return self;
-  return copy_aliases(self, src, non_blocking);
+  return copy_now(self, src, non_blocking);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 
 #include "torch/context.h"
+#include "torch/lender.h"
 #include "torch/plan.h"
 
 namespace mybackend::glue {
@@ -33,7 +34,7 @@ class MyBackendAllocator final : public c10::DeviceAllocator {
 
   c10::DeleterFnPtr raw_deleter() const override { return &delete_device_bytes; }
 
-  void copy_data(void* dst, const void* src, std::size_t nbytes) const override { default_copy_data(dst, src, nbytes); }
+  void copy_data(void* dst, const void* src, std::size_t nbytes) const override { copy_device_bytes(current_device(), dst, src, nbytes); }
 
   bool initialized() override { return Runtime::get().memory_if_started() != nullptr; }
 

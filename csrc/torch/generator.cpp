@@ -1,45 +1,62 @@
 #include "torch/generator.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+
 #include <mutex>
+
+#include "torch/lender.h"
 
 namespace mybackend::glue {
 
 DeviceGenerator::DeviceGenerator(c10::DeviceIndex device)
     : c10::GeneratorImpl(c10::Device(kDeviceType, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-      cpu_(at::detail::createCPUGenerator()) {}
+      lent_(at::detail::createCPUGenerator()) {}
 
-void DeviceGenerator::set_current_seed(std::uint64_t seed) {
-  cpu_.set_current_seed(seed);
+at::Generator& DeviceGenerator::lent() const {
+  if (C10_UNLIKELY(on_gpu() && lent_.device().is_cpu())) {
+    const at::CUDAHooksInterface& cuda = at::detail::getCUDAHooks();
+    at::Generator gpu = is_default_ ? cuda.getDefaultGenerator(device().index()) : cuda.getNewGenerator(device().index());
+    if (const std::uint64_t seed = lent_.current_seed(); seed != c10::default_rng_seed_val) {
+      gpu.set_current_seed(seed);
+    }
+    lent_ = std::move(gpu);
+  }
+  return lent_;
 }
 
-void DeviceGenerator::set_offset(std::uint64_t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
+void DeviceGenerator::set_current_seed(std::uint64_t seed) {
+  lent().set_current_seed(seed);
+}
+
+void DeviceGenerator::set_offset(std::uint64_t offset) {
+  TORCH_CHECK_NOT_IMPLEMENTED(on_gpu(), "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
+  lent().set_offset(offset);
 }
 
 std::uint64_t DeviceGenerator::get_offset() const {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
+  TORCH_CHECK_NOT_IMPLEMENTED(on_gpu(), "mybackend generators have no offset: they are Mersenne Twisters, as the CPU's");
+  return lent().get_offset();
 }
 
 std::uint64_t DeviceGenerator::current_seed() const {
-  return cpu_.current_seed();
+  return lent().current_seed();
 }
 
 std::uint64_t DeviceGenerator::seed() {
-  at::Generator cpu = cpu_;
-  return cpu.seed();
+  return lent().seed();
 }
 
 void DeviceGenerator::set_state(const c10::TensorImpl& new_state) {
-  cpu_.unsafeGetGeneratorImpl()->set_state(new_state);
+  lent().unsafeGetGeneratorImpl()->set_state(new_state);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DeviceGenerator::get_state() const {
-  return cpu_.unsafeGetGeneratorImpl()->get_state();
+  return lent().unsafeGetGeneratorImpl()->get_state();
 }
 
 DeviceGenerator* DeviceGenerator::clone_impl() const {
   auto* copy = new DeviceGenerator(device().index());
-  copy->cpu_ = cpu_.clone();
+  copy->lent_ = lent().clone();
   return copy;
 }
 
@@ -47,7 +64,10 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
   static auto* generators = new std::vector<at::Generator>;
   static std::once_flag once;
   std::call_once(once, [] {
-    for (int i = 0; i < kMaxDevices; ++i) generators->push_back(new_generator(static_cast<c10::DeviceIndex>(i)));
+    for (int i = 0; i < kMaxDevices; ++i) {
+      generators->push_back(new_generator(static_cast<c10::DeviceIndex>(i)));
+      at::check_generator<DeviceGenerator>(generators->back())->is_default_ = true;
+    }
   });
   if (device < 0) device = current_device();
   check_device_index(device);
@@ -60,11 +80,11 @@ at::Generator new_generator(c10::DeviceIndex device) {
 
 std::optional<at::Generator> borrowed_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
   if (!given.has_value() || !given->defined()) {
-    return static_cast<DeviceGenerator*>(default_generator(device).unsafeGetGeneratorImpl())->cpu_generator();
+    return static_cast<DeviceGenerator*>(default_generator(device).unsafeGetGeneratorImpl())->lent();
   }
   TORCH_CHECK(given->device().type() == kDeviceType, "Expected a '", c10::Device(kDeviceType).str(),
               "' device type for generator but found '", given->device().type(), "'");
-  return static_cast<DeviceGenerator*>(given->unsafeGetGeneratorImpl())->cpu_generator();
+  return static_cast<DeviceGenerator*>(given->unsafeGetGeneratorImpl())->lent();
 }
 
 ScopedDefaultGenerator::ScopedDefaultGenerator(c10::DeviceIndex device) : device_(device) {
@@ -75,6 +95,7 @@ ScopedDefaultGenerator::~ScopedDefaultGenerator() {
 }
 
 void ScopedDefaultGenerator::swap_states() {
+  if (on_gpu()) return;  // they are the same
   at::Generator cpu = at::detail::getDefaultCPUGenerator();
   at::Generator ours = borrowed_generator(std::nullopt, device_).value();
   std::scoped_lock lock(cpu.mutex(), ours.mutex());

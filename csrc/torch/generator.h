@@ -1,6 +1,6 @@
-// Random number generators of the device. Kernels are borrowed from the CPU, so a generator
-// holds a CPU generator, which the borrowed kernel draws from; with the same seed, device and
-// CPU produce the same numbers.
+// Random number generators of the device. Kernels are borrowed, so a generator holds one of the
+// lender's (lender.h), which the borrowed kernel draws from; with the same seed, the device and its
+// lender produce the same numbers. On a GPU the default generators are torch.cuda's own.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -15,7 +15,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   explicit DeviceGenerator(c10::DeviceIndex device);
 
   void set_current_seed(std::uint64_t seed) override;
-  void set_offset(std::uint64_t offset) override;  // not supported, as on the CPU
+  void set_offset(std::uint64_t offset) override;  // not supported where the CPU lends
   std::uint64_t get_offset() const override;
   std::uint64_t current_seed() const override;
   std::uint64_t seed() override;
@@ -23,11 +23,14 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
 
   static c10::DeviceType device_type() { return kDeviceType; }
-  const at::Generator& cpu_generator() const noexcept { return cpu_; }
+  // A CPU generator until the devices have started; on a GPU, then one of CUDA's with its seed.
+  at::Generator& lent() const;
 
  private:
   DeviceGenerator* clone_impl() const override;
-  at::Generator cpu_;
+  mutable at::Generator lent_;
+  bool is_default_ = false;
+  friend const at::Generator& default_generator(c10::DeviceIndex device);
 };
 
 const at::Generator& default_generator(c10::DeviceIndex device);
@@ -36,7 +39,7 @@ at::Generator new_generator(c10::DeviceIndex device);
 // What a borrowed kernel gets for the generator that the caller gave for `device`.
 std::optional<at::Generator> borrowed_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device);
 
-// For kernels that draw from the default CPU generator without taking one: while it lives, that
+// For kernels that draw from the lender's default generator without taking one: while it lives, that
 // generator has the state of the device's default generator.
 class ScopedDefaultGenerator {
  public:

@@ -9,6 +9,7 @@
 
 #include "torch/context.h"
 #include "torch/device_allocator.h"
+#include "torch/lender.h"
 
 namespace mybackend::glue {
 namespace {
@@ -35,6 +36,7 @@ void delete_region(void* region) {
 c10::DataPtr bytes_over(c10::Storage cpu, c10::DeviceIndex device) {
   TORCH_CHECK_VALUE(cpu.device().is_cpu(), "expected a CPU storage, not one on ", cpu.device());
   check_device_index(device);
+  require_host_memory("a device storage over a CPU storage");
   void* data = cpu.mutable_data();
   return {data, new c10::Storage(std::move(cpu)), &delete_owner, c10::Device(kDeviceType, device)};
 }
@@ -61,6 +63,7 @@ std::optional<c10::Storage> cpu_backing(const c10::Storage& storage) {
 void move_storage(const c10::Storage& storage, c10::Storage cpu) {
   TORCH_CHECK_VALUE(storage.device().type() == kDeviceType, "expected a mybackend storage");
   TORCH_CHECK_VALUE(cpu.nbytes() >= storage.nbytes(), "the CPU storage is too small");
+  require_host_memory("sharing a storage with other processes");
   const c10::DeviceIndex device = storage.device().index();
   check(memory().driver().device_synchronize(device));
   if (storage.nbytes() > 0) std::memcpy(cpu.mutable_data(), storage.data(), storage.nbytes());
@@ -72,7 +75,10 @@ void move_storage(const c10::Storage& storage, c10::Storage cpu) {
 c10::Storage map_file(const std::string& path, const std::string& access, std::size_t offset, std::size_t bytes, c10::Device device) {
   TORCH_CHECK_VALUE(access == "private" || access == "shared" || access == "readonly",
                     "access: expected private, shared or readonly, not '", access, "'");
-  if (!device.is_cpu()) check_device_index(device.index());
+  if (!device.is_cpu()) {
+    check_device_index(device.index());
+    require_host_memory("a storage over a file's mapping");
+  }
   std::unique_ptr<MappedRegion> region;
   const MapAccess mode = access == "private" ? MapAccess::kPrivate : access == "shared" ? MapAccess::kShared : MapAccess::kReadOnly;
   check(MappedRegion::map_file(path, mode, offset, bytes, &region));

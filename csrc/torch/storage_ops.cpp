@@ -11,6 +11,7 @@
 
 #include "torch/context.h"
 #include "torch/device_allocator.h"
+#include "torch/lender.h"
 #include "torch/storage_ops.h"
 
 namespace mybackend::glue {
@@ -21,7 +22,7 @@ void resize_storage_bytes(c10::StorageImpl* storage, std::size_t nbytes) {
   wait_for_current_stream(device.index());
   c10::DataPtr bytes = allocate_device_bytes(device.index(), nbytes, device);
   const std::size_t kept = std::min(nbytes, storage->nbytes());
-  if (kept > 0) std::memcpy(bytes.get(), storage->data(), kept);
+  copy_device_bytes(device.index(), bytes.get(), storage->data(), kept);
   storage->set_data_ptr_noswap(std::move(bytes));
   storage->set_nbytes(nbytes);
 }

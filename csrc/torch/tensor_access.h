@@ -4,7 +4,7 @@
 
 #include <c10/core/TensorImpl.h>
 
-#include "torch/context.h"
+#include "torch/lender.h"
 
 namespace mybackend::glue {
 
@@ -19,22 +19,23 @@ class TensorAccess final : public c10::TensorImpl {
   TensorAccess() = delete;
 };
 
-inline c10::DispatchKeySet cpu_keys(c10::DispatchKeySet device_keys) {
-  c10::DispatchKeySet keys =
-      device_keys.remove_backend(c10::BackendComponent::PrivateUse1Bit) | c10::DispatchKeySet(c10::BackendComponent::CPUBit);
+// The keys of an alias: the lender's backend in place of ours.
+inline c10::DispatchKeySet to_lender_keys(c10::DispatchKeySet device_keys) {
+  const auto bit = on_gpu() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
+  c10::DispatchKeySet keys = device_keys.remove_backend(c10::BackendComponent::PrivateUse1Bit) | c10::DispatchKeySet(bit);
   keys = keys - c10::python_ks;
   if (keys.has(c10::DispatchKey::AutocastPrivateUse1)) {
-    keys = keys.remove(c10::DispatchKey::AutocastPrivateUse1).add(c10::DispatchKey::AutocastCPU);
+    keys =
+        keys.remove(c10::DispatchKey::AutocastPrivateUse1).add(on_gpu() ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU);
   }
   return keys;
 }
 
-inline c10::DispatchKeySet device_keys(c10::DispatchKeySet cpu_keys) {
-  c10::DispatchKeySet keys =
-      cpu_keys.remove_backend(c10::BackendComponent::CPUBit) | c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit);
-  if (keys.has(c10::DispatchKey::AutocastCPU)) {
-    keys = keys.remove(c10::DispatchKey::AutocastCPU).add(c10::DispatchKey::AutocastPrivateUse1);
-  }
+inline c10::DispatchKeySet to_device_keys(c10::DispatchKeySet lender_keys) {
+  const auto bit = on_gpu() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
+  const auto autocast = on_gpu() ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
+  c10::DispatchKeySet keys = lender_keys.remove_backend(bit) | c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit);
+  if (keys.has(autocast)) keys = keys.remove(autocast).add(c10::DispatchKey::AutocastPrivateUse1);
   return keys;
 }
 

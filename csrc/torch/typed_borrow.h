@@ -14,7 +14,7 @@
 
 namespace mybackend::glue {
 
-// Holds one argument for the duration of the call, as the CPU kernel wants it.
+// Holds one argument for the duration of the call, as the borrowed kernel wants it.
 template <class A>
 struct Holder {
   A value;
@@ -122,16 +122,16 @@ struct Typed<Op, R(A...)> {
     std::tuple<Holder<A>...> held{Holder<A>(frame, std::forward<A>(arguments))...};
     return std::apply(
         [&](auto&... each) -> R {
-          constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
+          const c10::DispatchKeySet keys = lender_keys();
           if constexpr (std::is_void_v<R>) {
-            Op::redispatch(cpu, each.get()...);
+            Op::redispatch(keys, each.get()...);
             frame.write_back();
           } else if constexpr (std::is_same_v<R, at::Tensor&>) {
-            Op::redispatch(cpu, each.get()...);
+            Op::redispatch(keys, each.get()...);
             frame.write_back();
             return written<A...>(arguments...);
           } else {
-            R result = Op::redispatch(cpu, each.get()...);
+            R result = Op::redispatch(keys, each.get()...);
             return adopt_result(frame, std::move(result));
           }
         },

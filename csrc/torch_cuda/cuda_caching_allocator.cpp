@@ -486,6 +486,10 @@ bool installed() {
   return cca::get() == instance().get();
 }
 
+std::uintptr_t allocator_address() {
+  return reinterpret_cast<std::uintptr_t>(static_cast<c10::Allocator*>(instance().get()));
+}
+
 void install() {
   if (installed()) return;
   TORCH_CHECK(!cca::get()->initialized(),

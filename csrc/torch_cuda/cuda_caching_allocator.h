@@ -2,6 +2,7 @@
 // the GPUs' DeviceMemory. Built only against a CUDA build of torch.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -12,5 +13,7 @@ namespace mybackend::torch_cuda {
 // the configuration asks for what cannot work there, and when torch.cuda has been initialized.
 void install();
 bool installed();
+// Of the c10::Allocator that install() puts there.
+std::uintptr_t allocator_address();
 
 }  // namespace mybackend::torch_cuda

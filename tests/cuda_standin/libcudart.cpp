@@ -118,7 +118,11 @@ cudaError_t cudaPeekAtLastError() {
   return t_last;
 }
 const char* cudaGetErrorString(cudaError_t error) {
-  return error == cudaErrorMemoryAllocation ? "out of memory" : error == cudaSuccess ? "no error" : "an error of the stand-in";
+  if (error == cudaErrorMemoryAllocation) return "out of memory";
+  if (error == cudaSuccess) return "no error";
+  thread_local std::string text;
+  text = "error " + std::to_string(static_cast<int>(error)) + " of the stand-in";
+  return text.c_str();
 }
 const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : error == cudaSuccess ? "cudaSuccess" : "cudaErrorOfTheStandIn";
@@ -198,6 +202,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   bind();
   return give(cuStreamCreateWithPriority(stream, flags, priority));
 }
+cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
+  *priority = 0;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   bind();
   return give(cuStreamQuery(stream));
@@ -232,6 +240,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   bind();
   return give(cuEventRecord(event, stream));
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   bind();

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The allocator under torch.cuda on a real GPU, in a few minutes: correctness of both swap-ins, and
+# The allocator on a real GPU, in a few minutes: both swap-ins and tensors of mybackend, and
 # the native allocator's time beside theirs. Prints a table, writes build/gpu.json, and says what it
 # skipped and why. Needs a CUDA build of torch 2.11 or later and a C++20 compiler.
 #
@@ -17,7 +17,7 @@ build_plain "$WORK/plain"
 if (cd / && "$PYTHON" -c 'import torch, sys; sys.exit(tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 13))'); then
   build_copy
 else
-  echo "skipped: the complete swap-in needs torch 2.13 or later" >&2
+  echo "skipped: the complete swap-in and tensors of mybackend need torch 2.13 or later" >&2
 fi
 say "checks"
 cd "$WORK"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mybackend
-from mybackend import config, memory
+from mybackend import _C, config, memory
 
 record = memory._record_memory_history
 
@@ -69,6 +69,14 @@ def test_events_that_torch_does_not_have() -> None:
     assert all(e["thread"] == threading.get_native_id() for e in trace)
     known = {"alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "snapshot"}
     assert {e["action"] for e in trace} <= known
+
+
+def test_what_runs_at_exit_captures_no_stacks() -> None:
+    # On autograd's threads, which may still free memory while the interpreter goes; a stack would need it.
+    record(stacks="all", clear_history=True)
+    _C._drain_autograd_threads()
+    seen = entries()
+    assert any(e["action"] == "alloc" for e in seen) and not any(e["frames"] for e in seen)
 
 
 def test_levels() -> None:

@@ -112,6 +112,7 @@ Status Runtime::start_locked(const std::string& name) {
   if (name == "cuda") {
     if (Status status = start_cuda_locked(false); !status.ok()) return {status.code(), "driver:cuda: " + status.message()};
     // One allocator for torch.cuda's tensors and ours: what a borrowed kernel makes is ours at once.
+    pinned_.set_registrar(&cuda_memory_if_started()->driver());
     memory_.store(cuda_memory_if_started(), std::memory_order_release);
     return {};
   }

@@ -233,6 +233,12 @@ caching::DeviceStats DeviceMemory::stats(int device) {
   return sum;
 }
 
+void DeviceMemory::stop_capturing() {
+  for (int device = 0; device < device_count(); ++device) {
+    for_each_caching(device, [](caching::CachingAllocator& allocator) { allocator.stop_capturing(); });
+  }
+}
+
 bool DeviceMemory::free(void* ptr, int device) noexcept {
   if (device >= 0 && device < device_count()) {
     PerDevice& d = *devices_[static_cast<std::size_t>(device)];

@@ -69,6 +69,8 @@ class DeviceMemory {
   // The history of all of them, also of those that are made later.
   void start_history(const caching::HistoryOptions& options, bool clear_old);
   void stop_history();
+  // For the end of the process: later events get no context.
+  void stop_capturing();
   // Summed over them. A peak is a sum of peaks: where kinds are mixed, an upper bound.
   caching::DeviceStats stats(int device);
   MemoryTracker& tracker(int device) { return devices_[static_cast<std::size_t>(device)]->tracker; }

@@ -64,7 +64,9 @@ bool PinnedCache::pin(std::size_t bytes, const PinnedSettings& settings, Block* 
   *out = Block();
   out->address = reinterpret_cast<std::uintptr_t>(ptr);
   out->bytes = bytes;
-  out->locked = mlock(ptr, bytes) == 0;
+  Driver* const registrar = registrar_.load();
+  out->registered = registrar != nullptr && registrar->host_register(ptr, bytes).ok();
+  out->locked = out->registered || mlock(ptr, bytes) == 0;
   const std::int64_t us = (steady_now_ns() - start_ns) / 1000;
   std::lock_guard lock(mutex_);
   stats_.host_alloc_us.add(us);
@@ -77,6 +79,7 @@ bool PinnedCache::pin(std::size_t bytes, const PinnedSettings& settings, Block* 
 
 void PinnedCache::unpin(const Block& block) noexcept {
   const std::int64_t start_ns = steady_now_ns();
+  if (block.registered) (void)registrar_.load()->host_unregister(reinterpret_cast<void*>(block.address));
   munmap(reinterpret_cast<void*>(block.address), block.bytes);  // unlocks too
   const std::int64_t us = (steady_now_ns() - start_ns) / 1000;
   std::lock_guard lock(mutex_);
@@ -84,6 +87,24 @@ void PinnedCache::unpin(const Block& block) noexcept {
   stats_.segments.decrease(1);
   stats_.reserved_bytes.decrease(static_cast<std::int64_t>(block.bytes));
   if (!block.locked) stats_.unlocked_bytes -= static_cast<std::int64_t>(block.bytes);
+}
+
+void PinnedCache::set_registrar(Driver* driver) {
+  std::lock_guard lock(mutex_);
+  if (registrar_.exchange(driver) != nullptr) return;
+  for (BlockList* blocks : {&in_use_, &pending_, &cached_}) {
+    for (Block& block : *blocks) {
+      if (!block.in_segment) register_locked(block, *driver);
+    }
+  }
+  if (segment_.bytes != 0) register_locked(segment_, *driver);
+}
+
+void PinnedCache::register_locked(Block& block, Driver& driver) noexcept {
+  block.registered = driver.host_register(reinterpret_cast<void*>(block.address), block.bytes).ok();
+  if (!block.registered || block.locked) return;
+  block.locked = true;
+  stats_.unlocked_bytes -= static_cast<std::int64_t>(block.bytes);
 }
 
 void PinnedCache::release_all(BlockList& blocks) noexcept {
@@ -402,11 +423,12 @@ void PinnedCache::lock_for_fork() {
 }
 
 void PinnedCache::unlock_after_fork(bool in_child) {
-  if (in_child) {  // locks on memory are not inherited
+  if (in_child) {  // locks on memory are not inherited, and a registration is the parent's
     for (BlockList* list : {&in_use_, &pending_, &cached_}) {
-      for (Block& block : *list) block.locked = false;
+      for (Block& block : *list) block.locked = block.registered = false;
     }
-    segment_.locked = false;
+    segment_.locked = segment_.registered = false;
+    registrar_.store(nullptr);
     stats_.unlocked_bytes = stats_.reserved_bytes.current;
   }
   if (in_child && background_.joinable()) {

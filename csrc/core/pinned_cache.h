@@ -8,12 +8,14 @@
 //              is kept stays below `total_cached_bytes`, the least recently used goes first
 //   segment    with `reserve_segment_bytes`, one pinned piece of that size is made first and
 //              requests are cut from it while they fit
-//   locking    mlock, where the process's limit allows it. A block that could not be locked
+//   locking    by the driver, where it copies between host and device (set_registrar); else
+//              mlock, where the process's limit allows it. A block that could not be locked
 //              works all the same; `unlocked_bytes` tells how much that is
 //
 // Thread-safe. What the system is asked for (mapping, locking) happens under no lock.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -69,6 +71,8 @@ class PinnedCache {
   PinnedCache& operator=(const PinnedCache&) = delete;
 
   void apply_settings(const PinnedSettings& settings);
+  // From now on this driver locks what is pinned, also what is pinned already. `driver` lives on.
+  void set_registrar(Driver* driver);
   PinnedSettings settings() const;
 
   // What a request of `bytes` pins.
@@ -114,6 +118,7 @@ class PinnedCache {
     std::size_t bytes = 0;
     std::size_t requested_bytes = 0;
     bool locked = false;
+    bool registered = false;  // the driver locked it
     bool in_segment = false;
     std::vector<Use> uses;
     std::vector<PendingEvent> events;
@@ -121,6 +126,7 @@ class PinnedCache {
   using BlockList = std::list<Block>;
 
   bool pin(std::size_t bytes, const PinnedSettings& settings, Block* out);
+  void register_locked(Block& block, Driver& driver) noexcept;
   void unpin(const Block& block) noexcept;
   void process_events_locked(BlockList* out) noexcept;
   void cache_or_release_locked(BlockList& from, BlockList::iterator block, BlockList* out) noexcept;
@@ -143,6 +149,8 @@ class PinnedCache {
 
   Block segment_;                                       // bytes == 0: none
   std::map<std::uintptr_t, std::size_t> segment_free_;  // free parts, not adjacent
+
+  std::atomic<Driver*> registrar_{nullptr};
 
   std::thread background_;
   bool stop_background_ = false;

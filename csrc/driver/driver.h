@@ -97,6 +97,13 @@ class Driver {
   // keeps both alive until it has run.
   virtual Status copy_async(int device, StreamHandle stream, void* dst, const void* src, std::size_t bytes) noexcept = 0;
 
+  // --- Host memory --------------------------------------------------------------------------
+  // Locks host memory for all devices, so that copy_async from and to it leaves the calling thread
+  // free. pre: whole pages, not registered. kNotSupported where device memory is the host's.
+  virtual Status host_register(void*, std::size_t) noexcept { return {StatusCode::kNotSupported, "host_register"}; }
+  // pre: exactly a range that host_register took; no copy of it is queued.
+  virtual Status host_unregister(void*) noexcept { return {StatusCode::kNotSupported, "host_unregister"}; }
+
   // --- Events -------------------------------------------------------------------------------
   virtual Status event_create(int device, EventHandle* out) noexcept = 0;
   virtual void event_destroy(int device, EventHandle event) noexcept = 0;

@@ -212,9 +212,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 void drain_autograd_threads() noexcept {
-  if (Runtime::get().memory_if_started() == nullptr) return;
+  DeviceMemory* const memory = Runtime::get().memory_if_started();
+  if (memory == nullptr || Runtime::get().is_in_bad_fork()) return;
+  // A stack of Python needs the interpreter, and these threads may free memory when it is going.
+  memory->stop_capturing();
   c10::AutogradState::get_tls_state().set_multithreading_enabled(true);  // (see run_backward_here)
-  for (int device = 0; device < memory().device_count(); ++device) {
+  for (int device = 0; device < memory->device_count(); ++device) {
     try {
       const at::Tensor leaf =
           at::zeros({1}, at::TensorOptions().device(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)))).requires_grad_();

@@ -130,12 +130,23 @@ bool copy_async(at::Tensor& dst, const at::Tensor& src) {
   return true;
 }
 
+// A kernel of CUDA's may still read or write pinned memory when it returns; CUDA's own host allocator
+// is told by the kernel, ours here.
+void record_pinned_uses(const at::Tensor& dst, const at::Tensor& src) {
+  const at::Tensor& cpu = dst.is_cpu() ? dst : src;
+  const at::Tensor& device = dst.is_cpu() ? src : dst;
+  if (!cpu.is_cpu() || !on_device(device) || !cpu.has_storage()) return;
+  const c10::DeviceIndex index = device.device().index();
+  (void)record_pinned_use(cpu.const_data_ptr(), to_stream(index, current_stream(index)));
+}
+
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   check_copyable(self);
   check_copyable(dst);
   at::Tensor target = dst;
   if (non_blocking && copy_async(target, self)) return target;
   copy_now(target, self, non_blocking);
+  if (non_blocking && on_gpu()) record_pinned_uses(target, self);
   return target;
 }
 
@@ -149,7 +160,9 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
   if (C10_UNLIKELY(self.is_same(src))) return self;
   check_copyable(src);
   if (non_blocking && copy_async(self, src)) return self;
-  return copy_now(self, src, non_blocking);
+  copy_now(self, src, non_blocking);
+  if (non_blocking && on_gpu()) record_pinned_uses(self, src);
+  return self;
 }
 
 }  // namespace

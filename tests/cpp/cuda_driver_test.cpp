@@ -1,5 +1,8 @@
 // CudaDriver on the stand-in for the driver library (tests/cuda_standin).
-// usage: cuda_driver_test calls|each_call_fails_once|captures|gone|random; prints "ok".
+// usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|random; prints "ok".
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +13,7 @@
 #include <vector>
 
 #include "core/caching/caching_allocator.h"
+#include "core/pinned_cache.h"
 #include "driver/cuda/cuda_driver.h"
 
 using namespace mybackend;
@@ -93,6 +97,10 @@ void calls() {
   driver->event_destroy(1, end);
   CHECK(standin_live_events() == 0);
 
+  CHECK(driver->host_register(host.data(), 1000).ok() &&
+        driver->host_register(host.data() + 500, 10).message().find("712") != std::string::npos);
+  CHECK(driver->host_unregister(host.data()).ok() && driver->host_unregister(host.data()).message().find("713") != std::string::npos);
+
   void* range = nullptr;
   PhysicalHandle handle = 0;
   CHECK(driver->address_reserve(1, 10 * kPage, &range).ok() && driver->address_reserve(1, 100, &b).code() == StatusCode::kInvalidArgument);
@@ -115,6 +123,15 @@ void calls() {
   CHECK(driver->prepare_fork().code() == StatusCode::kNotSupported);
   driver->after_fork_in_parent();
   CHECK(driver->device_of(&info) == -1);
+  (void)driver->prepare_fork();
+  const pid_t child = fork();
+  if (child == 0) {
+    driver->after_fork_in_child();
+    _exit(driver->device_of(&info) == -1 && driver->event_query(0, 1).code() == StatusCode::kInvalidArgument ? 0 : 1);
+  }
+  driver->after_fork_in_parent();
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
 // The symbol's next call fails, the caller hears of it by name, and a second try succeeds.
@@ -144,6 +161,8 @@ void each_call_fails_once() {
       {"cuStreamCreateWithPriority", [&] { return driver->stream_create(0, 0, &stream); }},
       {"cuMemcpyAsync", [&] { return driver->copy_async(0, stream, ptr, host, 16); }},
       {"cuLaunchHostFunc", [&] { return driver->stream_enqueue(0, stream, "task", [] {}); }},
+      {"cuMemHostRegister_v2", [&] { return driver->host_register(host, 16); }},
+      {"cuMemHostUnregister", [&] { return driver->host_unregister(host); }},
       {"cuEventCreate", [&] { return driver->event_create(0, &event); }},
       {"cuEventRecord", [&] { return driver->event_record(0, event, stream); }},
       {"cuEventSynchronize", [&] { return driver->event_synchronize(0, event); }},
@@ -243,17 +262,51 @@ void random_operations() {
   }
 }
 
+// The pinned cache has the driver lock its blocks: those that are there, and those to come.
+void pinned() {
+  auto driver = make();
+  const auto counted = [](std::int64_t registered, std::int64_t unregistered) {
+    return standin_calls("cuMemHostRegister_v2") == registered && standin_calls("cuMemHostUnregister") == unregistered;
+  };
+  {
+    PinnedCache cache;
+    void* before = cache.allocate(100'000);
+    void* kept = cache.allocate(5'000);
+    CHECK(cache.free(kept));  // cached
+    CHECK(counted(0, 0));
+    cache.set_registrar(driver.get());
+    CHECK(counted(2, 0) && cache.stats().unlocked_bytes == 0);
+    cache.set_registrar(driver.get());
+    CHECK(cache.allocate(5'000) == kept && counted(2, 0));
+    standin_fail("cuMemHostRegister_v2", 1, 719);  // then the system locks it, if it can
+    void* refused = cache.allocate(1'000'000);
+    CHECK(refused != nullptr && counted(3, 0));
+    void* later = cache.allocate(2'000'000);
+    CHECK(counted(4, 0));
+    CHECK(cache.record_use(later, driver.get(), 0, 0));
+    for (void* ptr : {before, kept, refused, later}) CHECK(cache.free(ptr));
+    standin_advance(nullptr);
+    cache.empty_cache();
+    CHECK(counted(4, 3) && cache.stats().reserved_bytes.current == 0);
+    PinnedSettings settings;
+    settings.reserve_segment_bytes = 8 << 20;
+    cache.apply_settings(settings);
+    void* cut = cache.allocate(100);
+    CHECK(counted(5, 3) && cache.allocate(200) != nullptr && counted(5, 3));  // the segment, once
+    CHECK(cache.free(cut));
+  }
+  CHECK(standin_live_events() == 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void()>> parts = {{"calls", calls},
-                                                              {"each_call_fails_once", each_call_fails_once},
-                                                              {"captures", captures},
-                                                              {"gone", gone},
-                                                              {"random", random_operations}};
+  const std::map<std::string, std::function<void()>> parts = {{"calls", calls},       {"each_call_fails_once", each_call_fails_once},
+                                                              {"captures", captures}, {"gone", gone},
+                                                              {"pinned", pinned},     {"random", random_operations}};
   const auto part = parts.find(argc > 1 ? argv[1] : "");
   if (part == parts.end()) {
-    std::fprintf(stderr, "usage: cuda_driver_test calls|each_call_fails_once|captures|gone|random\n");
+    std::fprintf(stderr, "usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|random\n");
     return 2;
   }
   part->second();

@@ -30,7 +30,7 @@ using namespace mybackend::cuda;
 namespace {
 
 constexpr std::size_t kPage = std::size_t{2} << 20;
-constexpr Result kInvalidDevice = 101, kInvalidHandle = 400, kCaptureUnsupported = 900;
+constexpr Result kInvalidDevice = 101, kInvalidHandle = 400, kCaptureUnsupported = 900, kAlreadyRegistered = 712, kNotRegistered = 713;
 constexpr int kMaxDevices = 8;
 
 std::size_t number_from(const char* variable, std::size_t initial) {
@@ -76,7 +76,8 @@ struct State {
   std::map<std::uintptr_t, Mapping> mappings;
   std::map<MemoryHandle, Physical> physical;
   MemoryHandle next_handle = 1;
-  std::unordered_map<StreamPtr, Stream> streams;  // made at first use: also foreign ones
+  std::map<std::uintptr_t, std::size_t> registered;  // host memory
+  std::unordered_map<StreamPtr, Stream> streams;     // made at first use: also foreign ones
   std::uintptr_t next_stream = 0x100;
   std::unordered_map<EventPtr, Event> events;
   std::uintptr_t next_event = 0x10000;
@@ -366,14 +367,19 @@ Result cuMemFreeHost(void* ptr) {
   std::free(ptr);
   return kSuccess;
 }
-Result cuMemHostRegister_v2(void*, std::size_t, unsigned) {
+Result cuMemHostRegister_v2(void* ptr, std::size_t bytes, unsigned) {
   ENTER(cuMemHostRegister_v2);
   NEED_CONTEXT();
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  const auto after = s.registered.lower_bound(address + bytes);
+  if (after != s.registered.begin() && std::prev(after)->first + std::prev(after)->second > address) return kAlreadyRegistered;
+  s.registered[address] = bytes;
   return kSuccess;
 }
-Result cuMemHostUnregister(void*) {
+Result cuMemHostUnregister(void* ptr) {
   ENTER(cuMemHostUnregister);
-  return kSuccess;
+  NEED_CONTEXT();
+  return s.registered.erase(reinterpret_cast<std::uintptr_t>(ptr)) != 0 ? kSuccess : kNotRegistered;
 }
 
 // --- Streams and events ---

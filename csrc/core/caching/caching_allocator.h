@@ -170,6 +170,8 @@ class CachingAllocator {
 
   void start_history(const HistoryOptions& options, bool clear_old = true);
   void stop_history();
+  // Later events get no context, whatever the history's options say, until start_history().
+  void stop_capturing() noexcept { may_capture_.store(false); }
   std::vector<TraceEntry> history() const;
   bool history_enabled() const;
   // Of a live allocation; null when none was captured.

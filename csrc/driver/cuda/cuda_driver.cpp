@@ -469,6 +469,23 @@ Status CudaDriver::copy_async(int device, StreamHandle stream, void* dst, const 
 
 // --- Events -----------------------------------------------------------------------------------
 
+Status CudaDriver::host_register(void* ptr, std::size_t bytes) noexcept {
+  constexpr int device = 0;  // any: it holds for all
+  constexpr unsigned kPortable = 1;
+  MYBACKEND_ON_DEVICE(device);
+  RelaxedCapture relaxed(api_);
+  MYBACKEND_CALL(host_register, hex(ptr) + ", bytes=" + std::to_string(bytes), ptr, bytes, kPortable);
+  return {};
+}
+
+Status CudaDriver::host_unregister(void* ptr) noexcept {
+  constexpr int device = 0;
+  MYBACKEND_ON_DEVICE(device);
+  RelaxedCapture relaxed(api_);
+  MYBACKEND_CALL(host_unregister, hex(ptr), ptr);
+  return {};
+}
+
 Status CudaDriver::event_create(int device, EventHandle* out) noexcept {
   MYBACKEND_ON_DEVICE(device);
   cuda::EventPtr event = nullptr;
@@ -544,6 +561,12 @@ Status CudaDriver::prepare_fork() noexcept {
 void CudaDriver::after_fork_in_parent() noexcept {
   events_mutex_.unlock();
   ranges_mutex_.unlock();
+}
+
+void CudaDriver::after_fork_in_child() noexcept {
+  events_mutex_.unlock();
+  // It knows its writer by a thread number, which is another one here: it cannot be unlocked.
+  new (&ranges_mutex_) std::shared_mutex();
 }
 
 #undef MYBACKEND_ON_DEVICE

@@ -56,6 +56,9 @@ class CudaDriver final : public Driver {
   Status stream_enqueue(int device, StreamHandle stream, const char* name, std::function<void()> task) noexcept override;
   Status copy_async(int device, StreamHandle stream, void* dst, const void* src, std::size_t bytes) noexcept override;
 
+  Status host_register(void* ptr, std::size_t bytes) noexcept override;
+  Status host_unregister(void* ptr) noexcept override;
+
   Status event_create(int device, EventHandle* out) noexcept override;
   void event_destroy(int device, EventHandle event) noexcept override;
   Status event_record(int device, EventHandle event, StreamHandle stream) noexcept override;
@@ -66,7 +69,7 @@ class CudaDriver final : public Driver {
 
   Status prepare_fork() noexcept override;
   void after_fork_in_parent() noexcept override;
-  void after_fork_in_child() noexcept override { after_fork_in_parent(); }
+  void after_fork_in_child() noexcept override;
 
   const cuda::Api& api() const noexcept { return api_; }
 

@@ -4,14 +4,20 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Logging.h>
 #include <cuda_runtime_api.h>
+#include <sys/syscall.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 
 #include "base/clock.h"
 #include "capi/runtime.h"
+#include "driver/cuda/cuda_driver.h"
 
 namespace mybackend::torch_cuda {
 namespace {
@@ -123,6 +129,68 @@ IpcCache& ipc_cache() {
   return *cache;
 }
 constexpr char kIpcMark[] = "mybackend:cuda:1:";
+// Of mapped pages, one descriptor each: this, IpcPages, and as many SharedPage.
+constexpr char kIpcPagesMark[] = "mybackend:cuda:pages:1:";
+struct IpcPages {
+  pid_t process;
+  std::size_t page_bytes;
+  std::size_t count;
+};
+
+CudaDriver& cuda_driver() {
+  return static_cast<CudaDriver&>(memory().driver());
+}
+
+// What the other process has under `theirs`, in this one.
+int take_descriptor(int process, pid_t pid, int theirs) {
+  const auto fd = static_cast<int>(syscall(SYS_pidfd_getfd, process, theirs, 0));
+  TORCH_CHECK(fd >= 0, "mybackend: cannot take the memory that process ", pid, " shares (pidfd_getfd: ", std::strerror(errno),
+              "): it must still run, and this process must be allowed to trace it (kernel.yama.ptrace_scope=0, or PR_SET_PTRACER there)");
+  return fd;
+}
+
+std::shared_ptr<void> open_pages(const std::string& text) {
+  constexpr std::size_t mark_bytes = sizeof kIpcPagesMark - 1;
+  IpcPages header{};
+  TORCH_CHECK_VALUE(text.size() >= mark_bytes + sizeof header, "mybackend: a broken handle of shared memory");
+  std::memcpy(&header, text.data() + mark_bytes, sizeof header);
+  TORCH_CHECK_VALUE((text.size() - mark_bytes - sizeof header) / sizeof(CudaDriver::SharedPage) == header.count,
+                    "mybackend: a broken handle of shared memory");
+  struct Descriptors : std::vector<int> {
+    ~Descriptors() {
+      for (int fd : *this) close(fd);
+    }
+  } descriptors, process;
+  process.push_back(static_cast<int>(syscall(SYS_pidfd_open, header.process, 0)));
+  TORCH_CHECK(process[0] >= 0, "mybackend: process ", header.process,
+              ", whose memory is shared, cannot be opened (pidfd_open: ", std::strerror(errno), ")");
+  for (std::size_t i = 0; i < header.count; ++i) {
+    CudaDriver::SharedPage page;
+    std::memcpy(&page, text.data() + mark_bytes + sizeof header + i * sizeof page, sizeof page);
+    descriptors.push_back(take_descriptor(process[0], header.process, page.fd));
+  }
+  const c10::DeviceIndex device = c10::cuda::current_device();
+  void* ptr = nullptr;
+  check(cuda_driver().import_mapped(device, descriptors, header.page_bytes, &ptr));
+  return {ptr, [device](void* p) {
+            if (const Status status = cuda_driver().unmap_imported(device, p); !status.ok()) TORCH_WARN("mybackend: ", status.message());
+          }};
+}
+
+std::shared_ptr<void> open_allocation(const std::string& text) {
+  constexpr std::size_t mark_bytes = sizeof kIpcMark - 1;
+  TORCH_CHECK_VALUE(text.compare(0, mark_bytes, kIpcMark) == 0 && text.size() == mark_bytes + sizeof(cudaIpcMemHandle_t),
+                    "mybackend: the memory was shared by a process without mybackend.cuda.install()");
+  cudaIpcMemHandle_t ipc;
+  std::memcpy(&ipc, text.data() + mark_bytes, sizeof ipc);
+  void* ptr = nullptr;
+  const c10::DeviceIndex device = c10::cuda::current_device();
+  C10_CUDA_CHECK(cudaIpcOpenMemHandle(&ptr, ipc, cudaIpcMemLazyEnablePeerAccess));
+  return {ptr, [device](void* p) {
+            const c10::cuda::CUDAGuard guard(device);
+            (void)cudaIpcCloseMemHandle(p);
+          }};
+}
 
 class Allocator final : public cca::CUDAAllocator {
  public:
@@ -390,8 +458,6 @@ class Allocator final : public cca::CUDAAllocator {
 
   // --- Other devices and processes ---
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(caching_of(peer).expandable_sizes().empty(),
-                                "mybackend: peer access to expandable segments is not supported; use expandable_segments:False");
     const c10::cuda::CUDAGuard guard(device);
     const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -399,6 +465,7 @@ class Allocator final : public cca::CUDAAllocator {
     } else {
       C10_CUDA_CHECK(error);
     }
+    check(cuda_driver().allow_access(peer, device));  // mapped memory does not follow that
   }
   cudaError_t memcpyAsync(void* dst, int dst_device, const void* src, int src_device, std::size_t count, cudaStream_t stream,
                           bool p2p_enabled) override {
@@ -414,33 +481,30 @@ class Allocator final : public cca::CUDAAllocator {
     bool is_expandable = false;
     const auto [base, bytes] = memory().caching(device).driver_allocation(ptr, &is_expandable);
     TORCH_CHECK_VALUE(base != nullptr, "invalid device pointer: ", ptr);
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !is_expandable, "mybackend: memory of expandable segments cannot be shared with other processes; use expandable_segments:False");
+    const auto offset = static_cast<char*>(ptr) - static_cast<char*>(base);
+    if (is_expandable) {
+      IpcPages header{getpid(), 0, 0};
+      std::vector<CudaDriver::SharedPage> pages;
+      check(cuda_driver().export_mapped(device, base, bytes, &pages, &header.page_bytes));
+      header.count = pages.size();
+      std::string text = kIpcPagesMark;
+      text.append(reinterpret_cast<const char*>(&header), sizeof header);
+      text.append(reinterpret_cast<const char*>(pages.data()), pages.size() * sizeof pages[0]);
+      return {offset, text};
+    }
     cudaIpcMemHandle_t ipc;
     C10_CUDA_CHECK(cudaIpcGetMemHandle(&ipc, base));
-    return {static_cast<char*>(ptr) - static_cast<char*>(base), kIpcMark + std::string(reinterpret_cast<const char*>(&ipc), sizeof ipc)};
+    return {offset, kIpcMark + std::string(reinterpret_cast<const char*>(&ipc), sizeof ipc)};
   }
   std::shared_ptr<void> getIpcDevPtr(std::string text) override {
-    constexpr std::size_t mark_bytes = sizeof kIpcMark - 1;
-    TORCH_CHECK_VALUE(text.compare(0, mark_bytes, kIpcMark) == 0 && text.size() == mark_bytes + sizeof(cudaIpcMemHandle_t),
-                      "mybackend: the memory was shared by a process without mybackend.cuda.install()");
     IpcCache& cache = ipc_cache();
     std::lock_guard lock(cache.mutex);
     std::weak_ptr<void>& known = cache.opened[text];
     if (std::shared_ptr<void> open = known.lock()) return open;
-    cudaIpcMemHandle_t ipc;
-    std::memcpy(&ipc, text.data() + mark_bytes, sizeof ipc);
-    void* ptr = nullptr;
-    const c10::DeviceIndex device = c10::cuda::current_device();
-    C10_CUDA_CHECK(cudaIpcOpenMemHandle(&ptr, ipc, cudaIpcMemLazyEnablePeerAccess));
-    std::shared_ptr<void> open(ptr, [device, text](void* p) {
-      IpcCache& c = ipc_cache();
-      std::lock_guard l(c.mutex);
-      const c10::cuda::CUDAGuard guard(device);
-      (void)cudaIpcCloseMemHandle(p);
-      c.opened.erase(text);
-    });
-    known = open;
+    std::erase_if(cache.opened, [&](const auto& entry) { return entry.second.expired() && entry.first != text; });
+    const bool is_pages = text.compare(0, sizeof kIpcPagesMark - 1, kIpcPagesMark) == 0;
+    std::shared_ptr<void> open = is_pages ? open_pages(text) : open_allocation(text);
+    cache.opened[text] = open;
     return open;
   }
 

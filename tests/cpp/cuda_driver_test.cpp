@@ -1,5 +1,6 @@
 // CudaDriver on the stand-in for the driver library (tests/cuda_standin).
-// usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|random; prints "ok".
+// usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|sharing|random; prints "ok".
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +25,7 @@ std::int64_t standin_calls(const char* symbol);
 void standin_advance(void* stream);
 std::size_t standin_used_bytes(int device);
 std::size_t standin_live_events();
+int standin_accessor_count(void* ptr);
 void standin_set_gone(int gone);
 void standin_set_capturing(int capturing);
 }
@@ -262,6 +264,68 @@ void random_operations() {
   }
 }
 
+// Mapped memory for another process (here this one again) and for another device; each call fails once.
+void sharing() {
+  auto driver = make();
+  const auto count_files = [] {
+    int count = 0;
+    for (int fd = 0; fd < 256; ++fd) count += fcntl(fd, F_GETFD) != -1;
+    return count;
+  };
+  const int files = count_files();
+  void* range = nullptr;
+  PhysicalHandle pages[3];
+  CHECK(driver->address_reserve(0, 4 * kPage, &range).ok());
+  auto* start = static_cast<char*>(range);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(driver->physical_create(0, kPage, &pages[i]).ok() && driver->memory_map(0, start + i * kPage, pages[i]).ok());
+  }
+  std::vector<CudaDriver::SharedPage> shared;
+  std::size_t page_bytes = 0;
+  const std::pair<char*, std::size_t> wrong[] = {{start, 4 * kPage}, {start + 1, kPage}, {start, kPage + 1}, {start, 0}};
+  for (auto [ptr, bytes] : wrong) {
+    CHECK(driver->export_mapped(0, ptr, bytes, &shared, &page_bytes).code() == StatusCode::kInvalidArgument);
+  }
+  CHECK(driver->export_mapped(1, start, kPage, &shared, &page_bytes).code() == StatusCode::kInvalidArgument);
+  standin_fail("cuMemExportToShareableHandle", 2, 719);
+  CHECK(driver->export_mapped(0, start, 3 * kPage, &shared, &page_bytes).message().find("cuMemExportToShareableHandle") !=
+        std::string::npos);
+  CHECK(driver->export_mapped(0, start, 3 * kPage, &shared, &page_bytes).ok() && shared.size() == 3 && page_bytes == kPage);
+  const auto again = shared;
+  CHECK(driver->export_mapped(0, start, 3 * kPage, &shared, &page_bytes).ok() && shared[2].fd == again[2].fd);
+
+  std::vector<int> fds;
+  for (const auto& page : shared) fds.push_back(page.fd);
+  void* opened = nullptr;
+  const std::size_t used = standin_used_bytes(1);
+  for (const char* symbol : {"cuMemAddressReserve", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"}) {
+    const int before = count_files();
+    for (int nth : {1, 3}) {
+      if (nth == 3 && std::string(symbol) == "cuMemAddressReserve") continue;
+      standin_fail(symbol, nth, 719);
+      CHECK(driver->import_mapped(1, fds, page_bytes, &opened).message().find(symbol) != std::string::npos);
+      CHECK(count_files() == before);
+    }
+  }
+  CHECK(driver->import_mapped(1, fds, page_bytes, &opened).ok() && standin_used_bytes(1) == used);
+  start[2 * kPage + 5] = 'x';
+  CHECK(static_cast<char*>(opened)[2 * kPage + 5] == 'x' && driver->device_of(opened) == 1);
+  CHECK(driver->unmap_imported(0, opened).code() == StatusCode::kInvalidArgument);
+  CHECK(driver->unmap_imported(1, opened).ok() && driver->unmap_imported(1, opened).code() == StatusCode::kInvalidArgument);
+
+  standin_fail("cuMemSetAccess", 2, 719);
+  CHECK(!driver->allow_access(0, 1).ok() && driver->allow_access(0, 1).ok() && driver->allow_access(0, 1).ok());
+  CHECK(driver->allow_access(0, 0).ok() && driver->allow_access(0, 7).code() == StatusCode::kInvalidArgument);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(standin_accessor_count(start + i * kPage) == 2);
+    CHECK(driver->memory_unmap(0, start + i * kPage, pages[i]).ok());
+  }
+  CHECK(driver->memory_map(0, start, pages[0]).ok() && standin_accessor_count(start) == 2);  // from the start
+  CHECK(driver->memory_unmap(0, start, pages[0]).ok());
+  for (PhysicalHandle page : pages) CHECK(driver->physical_release(0, page).ok());
+  CHECK(driver->address_free(0, range, 4 * kPage).ok() && standin_used_bytes(0) == 0 && count_files() == files);
+}
+
 // The pinned cache has the driver lock its blocks: those that are there, and those to come.
 void pinned() {
   auto driver = make();
@@ -301,12 +365,16 @@ void pinned() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void()>> parts = {{"calls", calls},       {"each_call_fails_once", each_call_fails_once},
-                                                              {"captures", captures}, {"gone", gone},
-                                                              {"pinned", pinned},     {"random", random_operations}};
+  const std::map<std::string, std::function<void()>> parts = {{"calls", calls},
+                                                              {"each_call_fails_once", each_call_fails_once},
+                                                              {"captures", captures},
+                                                              {"gone", gone},
+                                                              {"pinned", pinned},
+                                                              {"sharing", sharing},
+                                                              {"random", random_operations}};
   const auto part = parts.find(argc > 1 ? argv[1] : "");
   if (part == parts.end()) {
-    std::fprintf(stderr, "usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|random\n");
+    std::fprintf(stderr, "usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|sharing|random\n");
     return 2;
   }
   part->second();

@@ -9,9 +9,12 @@
 //               MYBACKEND_STANDIN_LAZY=1, when their stream is advanced or synchronized
 //   devices     MYBACKEND_STANDIN_DEVICES (default 2), each of MYBACKEND_STANDIN_CAPACITY bytes
 //               (default 8 GiB), counted in 2 MiB steps
+//   processes   with MYBACKEND_STANDIN_SHARED=1 another process can open memory by its handle
 //   control     the standin_* functions at the end: faults by symbol, call counts, a context that
 //               goes away, a capture underway
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -19,6 +22,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -52,11 +56,12 @@ struct Event {
 struct Physical {
   std::size_t bytes;
   int device, fd;
+  bool exportable = false, imported = false;
 };
 struct Mapping {
   std::size_t bytes;
   MemoryHandle handle;
-  bool accessible;
+  std::set<int> accessors;
 };
 struct Fault {
   std::int64_t countdown;
@@ -68,6 +73,8 @@ struct State {
   const int device_count = static_cast<int>(std::min<std::size_t>(number_from("MYBACKEND_STANDIN_DEVICES", 2), kMaxDevices));
   const std::size_t capacity = number_from("MYBACKEND_STANDIN_CAPACITY", std::size_t{8} << 30);
   const bool lazy = number_from("MYBACKEND_STANDIN_LAZY", 0) != 0;
+  const bool shared = number_from("MYBACKEND_STANDIN_SHARED", 0) != 0;
+  std::map<std::uintptr_t, int> files;  // of allocations, when shared
   bool initialized = false, gone = false, capturing = false;
   std::size_t used[kMaxDevices] = {};
   std::uintptr_t next_address = 0x700000000000, next_range = 0x600000000000;
@@ -170,7 +177,7 @@ Result cuDeviceGetName(char* name, int bytes, DeviceOrdinal) {
 }
 Result cuDeviceGetAttribute(int* value, int attribute, DeviceOrdinal) {
   ENTER(cuDeviceGetAttribute);
-  *value = attribute == kMultiprocessorCount ? 4 : attribute == kVirtualMemorySupported ? 1 : 0;
+  *value = attribute == kMultiprocessorCount ? 4 : attribute == kVirtualMemorySupported || attribute == kPosixHandlesSupported ? 1 : 0;
   return kSuccess;
 }
 Result cuDeviceTotalMem_v2(std::size_t* bytes, DeviceOrdinal) {
@@ -247,9 +254,13 @@ Result cuMemAlloc_v2(DevicePtr* out, std::size_t bytes) {
   const int device = current_device();
   if (bytes == 0) return kInvalidValue;
   if (bytes > s.capacity || s.used[device] + pages(bytes) > s.capacity) return kNoMemory;
+  int fd = -1;
+  if (s.shared && ((fd = memfd_create("standin", MFD_CLOEXEC)) < 0 || ftruncate(fd, static_cast<off_t>(pages(bytes))) != 0))
+    return kNoMemory;
   void* ptr = mmap(reinterpret_cast<void*>(s.next_address), pages(bytes), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+                   (s.shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE | MAP_FIXED_NOREPLACE, fd, 0);
   if (ptr == MAP_FAILED) return kNoMemory;
+  if (s.shared) s.files[s.next_address] = fd;
   s.allocations[s.next_address] = {pages(bytes), device};
   *out = s.next_address;
   s.next_address += pages(bytes);
@@ -263,6 +274,7 @@ Result cuMemFree_v2(DevicePtr ptr) {
   auto found = s.allocations.find(ptr);
   if (found == s.allocations.end()) return kInvalidValue;
   munmap(reinterpret_cast<void*>(ptr), found->second.first);
+  if (s.shared) close(s.files.extract(ptr).mapped());
   s.used[found->second.second] -= found->second.first;
   s.allocations.erase(found);
   return kSuccess;
@@ -301,7 +313,7 @@ Result cuMemCreate(MemoryHandle* out, std::size_t bytes, const AllocationPropert
   const int fd = memfd_create("standin", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kNoMemory;
   s.used[device] += bytes;
-  s.physical[s.next_handle] = {bytes, device, fd};
+  s.physical[s.next_handle] = {bytes, device, fd, properties->requested_handle_types == kPosixFileDescriptor};
   *out = s.next_handle++;
   return kSuccess;
 }
@@ -313,8 +325,25 @@ Result cuMemRelease(MemoryHandle handle) {
     if (mapping.handle == handle) return kInvalidValue;
   }
   close(found->second.fd);
-  s.used[found->second.device] -= found->second.bytes;
+  if (!found->second.imported) s.used[found->second.device] -= found->second.bytes;
   s.physical.erase(found);
+  return kSuccess;
+}
+Result cuMemExportToShareableHandle(void* out, MemoryHandle handle, int type, unsigned long long) {
+  ENTER(cuMemExportToShareableHandle);
+  auto found = s.physical.find(handle);
+  if (found == s.physical.end() || type != kPosixFileDescriptor || !found->second.exportable) return kInvalidValue;
+  *static_cast<int*>(out) = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
+  return kSuccess;
+}
+Result cuMemImportFromShareableHandle(MemoryHandle* out, void* os_handle, int type) {
+  ENTER(cuMemImportFromShareableHandle);
+  NEED_CONTEXT();
+  const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
+  struct stat file;
+  if (type != kPosixFileDescriptor || fstat(fd, &file) != 0) return kInvalidValue;
+  s.physical[s.next_handle] = {static_cast<std::size_t>(file.st_size), current_device(), fcntl(fd, F_DUPFD_CLOEXEC, 0), true, true};
+  *out = s.next_handle++;
   return kSuccess;
 }
 Result cuMemMap(DevicePtr ptr, std::size_t bytes, std::size_t offset, MemoryHandle handle, unsigned long long) {
@@ -323,20 +352,20 @@ Result cuMemMap(DevicePtr ptr, std::size_t bytes, std::size_t offset, MemoryHand
   if (found == s.physical.end() || offset != 0 || bytes != found->second.bytes || s.mappings.count(ptr) != 0) return kInvalidValue;
   auto range = s.ranges.upper_bound(ptr);
   if (range == s.ranges.begin() || ptr + bytes > (--range)->first + range->second) return kInvalidValue;
-  s.mappings[ptr] = {bytes, handle, false};  // memory without access, as in CUDA
+  s.mappings[ptr] = {bytes, handle, {}};  // memory without access, as in CUDA
   return kSuccess;
 }
 // Of a range of whole mappings.
 Result cuMemSetAccess(DevicePtr ptr, std::size_t bytes, const AccessDescription* access, std::size_t count) {
   ENTER(cuMemSetAccess);
-  if (count < 1 || access->flags != 3) return kInvalidValue;
+  if (count != 1 || access->flags != 3 || access->location.id < 0 || access->location.id >= s.device_count) return kInvalidValue;
   for (DevicePtr at = ptr; at < ptr + bytes;) {
     auto found = s.mappings.find(at);
     if (found == s.mappings.end() || at + found->second.bytes > ptr + bytes) return kInvalidValue;
     void* mapped = mmap(reinterpret_cast<void*>(at), found->second.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                         s.physical.at(found->second.handle).fd, 0);
     if (mapped == MAP_FAILED) return kNoMemory;
-    found->second.accessible = true;
+    found->second.accessors.insert(access->location.id);
     at += found->second.bytes;
   }
   return kSuccess;
@@ -478,6 +507,22 @@ std::size_t standin_used_bytes(int device) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);
   return s.used[device];
+}
+// The file behind an allocation, or -1.
+int standin_file(void* ptr, std::size_t* bytes) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  const auto found = s.files.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (found == s.files.end()) return -1;
+  *bytes = s.allocations.at(found->first).first;
+  return found->second;
+}
+// How many devices may use the mapped memory that ptr lies in.
+int standin_accessor_count(void* ptr) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  auto found = s.mappings.upper_bound(reinterpret_cast<std::uintptr_t>(ptr));
+  return found != s.mappings.begin() ? static_cast<int>((--found)->second.accessors.size()) : 0;
 }
 std::size_t standin_live_events() {
   State& s = state();

@@ -2,6 +2,8 @@
 // preloaded: the runtime's other symbols stay the real library's.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -13,6 +15,7 @@
 // What the driver's stand-in has beyond cuda.h's declarations, which rename some calls.
 extern "C" {
 void standin_advance(void* stream);
+int standin_file(void* ptr, std::size_t* bytes);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
 }
 
@@ -183,18 +186,44 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   return cudaSuccess;
 }
 
-// --- Memory of other processes: a handle is the address, and only this process opens it ---
+// --- Memory of other processes: a handle names a process, a file of its, and the address ---
+struct StandInHandle {
+  int pid, fd;
+  std::size_t bytes;
+  void* ptr;
+};
+static_assert(sizeof(StandInHandle) <= sizeof(cudaIpcMemHandle_t));
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* ptr) {
+  StandInHandle h{getpid(), -1, 0, ptr};
+  h.fd = standin_file(ptr, &h.bytes);
   std::memset(handle, 0, sizeof *handle);
-  std::memcpy(handle, &ptr, sizeof ptr);
+  std::memcpy(handle, &h, sizeof h);
   return cudaSuccess;
 }
 cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned) {
-  std::memcpy(out, &handle, sizeof *out);
+  StandInHandle h;
+  std::memcpy(&h, &handle, sizeof h);
+  *out = h.ptr;
+  if (h.pid == getpid()) return cudaSuccess;
+  const int fd = open(("/proc/" + std::to_string(h.pid) + "/fd/" + std::to_string(h.fd)).c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return t_last = cudaErrorInvalidValue;
+  void* mapped = mmap(nullptr, h.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  if (mapped == MAP_FAILED) return t_last = cudaErrorMemoryAllocation;
+  *out = mapped;
   return cudaSuccess;
 }
 cudaError_t cudaIpcCloseMemHandle(void*) {
   return cudaSuccess;
+}
+// All work is done at once: any event will do.
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t) {
+  std::memset(handle, 0, sizeof *handle);
+  return cudaSuccess;
+}
+cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t) {
+  bind();
+  return give(cuEventCreate(event, 0));
 }
 
 // --- Streams and events ---

@@ -291,6 +291,106 @@ def test_complete_checkpoints(conf: str) -> None:
     )
 
 
+SHARING = """
+import ctypes, os, torch
+import torch.multiprocessing as mp
+import mybackend
+mybackend.cuda.install()
+
+def child(tensors, back):
+    x, y, whole = tensors.get(), tensors.get(), tensors.get()
+    back.put((x.device.type, x.cpu().tolist(), y.cpu().tolist(), whole[-3:].cpu().tolist()))
+    x.copy_(torch.arange(100, 110.))                 # seen by the other process
+    back.put(torch.cuda.memory_allocated())
+    del x, y, whole
+    back.put("dropped")
+
+def main(report):
+    context = mp.get_context("spawn")
+    tensors, back = context.Queue(), context.Queue()
+    process = context.Process(target=child, args=(tensors, back))
+    process.start()
+    base = torch.arange(1000.).to("cuda")
+    filler = [torch.empty(3 << 20, dtype=torch.uint8, device="cuda") for _ in range(30)]
+    whole = torch.arange(5 << 20, dtype=torch.int32).to("cuda")     # of several pages
+    x, y = base[10:20], base[500:502]
+    for t in (x, y, whole):
+        tensors.put(t)
+    assert back.get(timeout=60) == ("cuda", list(range(10, 20)), [500, 501], list(range((5 << 20) - 3, 5 << 20)))
+    assert back.get(timeout=60) == 0                           # nothing was allocated for them there
+    assert back.get(timeout=60) == "dropped"
+    process.join()
+    assert process.exitcode == 0
+    assert base[10:20].cpu().tolist() == list(range(100, 110)) and base[9].item() == 9
+    report["done"] = True
+"""
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_tensors_for_another_process(conf: str, tmp_path: Path) -> None:
+    (tmp_path / "sharing.py").write_text(SHARING)
+    run(
+        f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        import sharing
+        report = {{}}
+        sharing.main(report)
+        assert report["done"]
+        files = len(os.listdir("/proc/self/fd"))
+        gc.collect()
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
+        assert st.standin_used_bytes(0) == 0
+        # The descriptors of the pages went with them.
+        assert not {bool(conf)} or len(os.listdir("/proc/self/fd")) < files
+        """,
+        MYBACKEND_ALLOC_CONF=conf,
+        MYBACKEND_STANDIN_SHARED="1",
+    )
+
+
+def test_a_handle_of_an_ended_process_is_refused() -> None:
+    run(
+        """
+        x = torch.arange(10.).to("cuda")
+        device, handle, *rest = x.untyped_storage()._share_cuda_()
+        assert b"mybackend:cuda:pages:1:" in handle
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        at = handle.index(b":1:") + 3
+        gone = handle[:at] + pid.to_bytes(4, "little") + handle[at + 4:]
+        for broken, words in ((gone, "cannot be opened"), (handle[:at + 10], "broken handle"), (b"\\x00nonsense", "without mybackend.cuda.install()")):
+            try:
+                torch.UntypedStorage._new_shared_cuda(device, broken, *rest)
+                raise SystemExit("no error")
+            except (RuntimeError, ValueError) as error:
+                assert words in str(error), error
+        """,
+        MYBACKEND_ALLOC_CONF="expandable_segments:True",
+    )
+
+
+def test_another_device_may_use_expandable_segments() -> None:
+    run(
+        """
+        st.standin_accessor_count.argtypes = [ctypes.c_void_p]
+        before = torch.empty(30 << 20, dtype=torch.uint8, device="cuda:0")
+        x = torch.arange(6.).to("cuda:1")
+        assert st.standin_accessor_count(before.data_ptr()) == 1 == st.standin_accessor_count(x.data_ptr())
+        y = x.to("cuda:0")                              # device 1 copies: torch lets it reach device 0
+        assert y.cpu().tolist() == list(range(6))
+        later = torch.empty(60 << 20, dtype=torch.uint8, device="cuda:0")
+        for tensor in (before, y, later):
+            assert st.standin_accessor_count(tensor.data_ptr()) == 2
+        assert st.standin_accessor_count(x.data_ptr()) == 1
+        """,
+        MYBACKEND_ALLOC_CONF="expandable_segments:True",
+    )
+
+
 def test_complete_history_extras() -> None:
     run(
         """

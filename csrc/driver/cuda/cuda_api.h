@@ -36,12 +36,14 @@ using HostFunction = void (*)(void*);
 enum Attribute : int {
   kMultiprocessorCount = 16,
   kVirtualMemorySupported = 102,
+  kPosixHandlesSupported = 103,
   kGpuDirectRdmaSupported = 110,
 };
 enum EventFlags : unsigned { kEventDefault = 0 };
 enum StreamFlags : unsigned { kStreamNonBlocking = 1 };
 enum CaptureMode : int { kCaptureRelaxed = 2 };
 enum HostFlags : unsigned { kHostPortable = 1 };
+enum HandleType : int { kNoHandle = 0, kPosixFileDescriptor = 1 };
 
 struct Location {
   int type = 1;  // device memory
@@ -49,8 +51,8 @@ struct Location {
 };
 
 struct AllocationProperties {
-  int type = 1;                    // pinned
-  int requested_handle_types = 0;  // cannot be exported
+  int type = 1;                            // pinned
+  int requested_handle_types = kNoHandle;  // what it can be exported as
   Location location;
   void* windows_metadata = nullptr;
   struct {
@@ -95,6 +97,8 @@ struct AccessDescription {
   X(memory_map, "cuMemMap", "hipMemMap", DevicePtr, std::size_t, std::size_t, MemoryHandle, unsigned long long)                            \
   X(memory_unmap, "cuMemUnmap", "hipMemUnmap", DevicePtr, std::size_t)                                                                     \
   X(memory_set_access, "cuMemSetAccess", "hipMemSetAccess", DevicePtr, std::size_t, const AccessDescription*, std::size_t)                 \
+  X(physical_export, "cuMemExportToShareableHandle", "hipMemExportToShareableHandle", void*, MemoryHandle, int, unsigned long long)        \
+  X(physical_import, "cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle", MemoryHandle*, void*, int)                       \
   X(memory_copy_async, "cuMemcpyAsync", "hipMemcpyDtoDAsync", DevicePtr, DevicePtr, std::size_t, StreamPtr)                                \
   X(host_allocate, "cuMemHostAlloc", "hipHostMalloc", void**, std::size_t, unsigned)                                                       \
   X(host_free, "cuMemFreeHost", "hipHostFree", void*)                                                                                      \

@@ -1,6 +1,9 @@
 #include "driver/cuda/cuda_driver.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 
 namespace mybackend {
@@ -14,7 +17,9 @@ struct CudaDriver::Device {
   std::size_t total_bytes = 0;
   std::size_t page_bytes = 0;  // 0: no virtual memory
   int multi_processor_count = 0;
+  std::vector<int> accessors;  // other devices that may use what is mapped here; under ranges_mutex_
   bool rdma = false;
+  bool exports = false;
   std::once_flag retained;
   cuda::ContextPtr context = nullptr;
   Result context_result = cuda::kSuccess;
@@ -23,6 +28,7 @@ struct CudaDriver::Device {
     cuda::AllocationProperties p;
     p.location.id = ordinal;
     p.flags.gpu_direct_rdma_capable = rdma;
+    if (exports) p.requested_handle_types = cuda::kPosixFileDescriptor;
     return p;
   }
 };
@@ -158,6 +164,7 @@ Status CudaDriver::start() {
       MYBACKEND_CALL(device_get_attribute, "MULTIPROCESSOR_COUNT, " + index, &d->multi_processor_count, cuda::kMultiprocessorCount,
                      d->ordinal);
       d->rdma = api_.device_get_attribute(&value, cuda::kGpuDirectRdmaSupported, d->ordinal) == cuda::kSuccess && value != 0;
+      d->exports = api_.device_get_attribute(&value, cuda::kPosixHandlesSupported, d->ordinal) == cuda::kSuccess && value != 0;
     }
     int virtual_memory = 1;
     if (api_.vendor == cuda::Vendor::kCuda &&
@@ -299,7 +306,8 @@ Status CudaDriver::physical_release(int device, PhysicalHandle handle) noexcept 
   if (Status status = unmap_stale(handle, device); !status.ok()) return status;
   MYBACKEND_CALL(physical_release, std::to_string(handle), handle);
   std::unique_lock lock(ranges_mutex_);
-  physical_.erase(handle);
+  const auto released = physical_.extract(handle);
+  if (released.mapped().shared.fd >= 0) close(released.mapped().shared.fd);
   return {};
 }
 
@@ -349,18 +357,34 @@ Status CudaDriver::memory_map(int device, void* ptr, PhysicalHandle handle) noex
   }
   const std::string arguments = hex(address) + ", bytes=" + std::to_string(bytes);
   MYBACKEND_CALL(memory_map, arguments, address, bytes, 0, handle, 0);
-  cuda::AccessDescription access;
-  access.location.id = devices_[static_cast<std::size_t>(device)]->ordinal;
-  if (Result result = api_.memory_set_access(address, bytes, &access, 1); result != cuda::kSuccess) {
+  std::vector<int> accessors = {device};
+  {
+    std::shared_lock lock(ranges_mutex_);
+    const std::vector<int>& others = devices_[static_cast<std::size_t>(device)]->accessors;
+    accessors.insert(accessors.end(), others.begin(), others.end());
+  }
+  for (int accessor : accessors) {
+    const Status status = set_access(device, address, bytes, accessor);
+    if (status.ok()) continue;
     if (api_.memory_unmap(address, bytes) != cuda::kSuccess) {
       std::unique_lock lock(ranges_mutex_);
-      physical_[handle] = {bytes, device, address, true};
+      Physical& left = physical_[handle];
+      left.mapped_at = address;
+      left.is_stale = true;
       ++stale_count_;
     }
-    return failure("memory_set_access", arguments, device, result);
+    return status;
   }
   std::unique_lock lock(ranges_mutex_);
   physical_[handle].mapped_at = address;
+  return {};
+}
+
+Status CudaDriver::set_access(int device, std::uintptr_t address, std::size_t bytes, int accessor) {
+  cuda::AccessDescription access;
+  access.location.id = devices_[static_cast<std::size_t>(accessor)]->ordinal;
+  MYBACKEND_CALL(memory_set_access, hex(address) + ", bytes=" + std::to_string(bytes) + ", for device " + std::to_string(accessor), address,
+                 bytes, &access, 1);
   return {};
 }
 
@@ -390,6 +414,118 @@ int CudaDriver::device_of(const void* ptr) const noexcept {
   if (range == ranges_.begin()) return -1;
   --range;
   return address - range->first < range->second.bytes ? range->second.device : -1;
+}
+
+// --- Mapped memory of several processes and devices ---------------------------------------------
+
+Status CudaDriver::export_mapped(int device, const void* ptr, std::size_t bytes, std::vector<SharedPage>* out,
+                                 std::size_t* page_bytes) noexcept {
+  MYBACKEND_ON_DEVICE(device);
+  if (!devices_[static_cast<std::size_t>(device)]->exports) {
+    return {StatusCode::kNotSupported, "device " + std::to_string(device) + " cannot export memory as file descriptors"};
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  std::unique_lock lock(ranges_mutex_);
+  std::map<std::uintptr_t, std::pair<const PhysicalHandle, Physical>*> pages;
+  for (auto& page : physical_) {
+    const std::uintptr_t at = page.second.mapped_at;
+    if (page.second.device == device && at >= address && at < address + bytes && !page.second.is_stale) pages[at] = &page;
+  }
+  std::uintptr_t next = address;
+  std::size_t size = 0;
+  for (const auto& [at, page] : pages) {
+    if (size == 0) size = page->second.bytes;
+    if (at != next || page->second.bytes != size) break;
+    next += size;
+  }
+  if (bytes == 0 || next != address + bytes) {
+    return {StatusCode::kInvalidArgument,
+            "export_mapped(" + hex(address) + ", bytes=" + std::to_string(bytes) + "): not whole mapped pages"};
+  }
+  std::vector<SharedPage> shared;
+  for (const auto& [at, page] : pages) {
+    SharedPage& known = page->second.shared;
+    if (known.fd < 0) {
+      int fd = -1;
+      MYBACKEND_CALL(physical_export, std::to_string(page->first), &fd, page->first, cuda::kPosixFileDescriptor, 0);
+      static std::atomic<std::uint64_t> serial{0};
+      known = {++serial, fd};
+    }
+    shared.push_back(known);
+  }
+  *out = std::move(shared);
+  *page_bytes = size;
+  return {};
+}
+
+Status CudaDriver::import_mapped(int device, const std::vector<int>& fds, std::size_t page_bytes, void** out) noexcept {
+  if (Status status = check_device(device); !status.ok()) return status;
+  void* range = nullptr;
+  if (Status status = address_reserve(device, fds.size() * page_bytes, &range); !status.ok()) return status;
+  Status status;
+  for (std::size_t page = 0; page < fds.size() && status.ok(); ++page) {
+    status = [&]() -> Status {
+      MYBACKEND_ON_DEVICE(device);
+      cuda::MemoryHandle handle = 0;
+      MYBACKEND_CALL(physical_import, "fd=" + std::to_string(fds[page]), &handle,
+                     reinterpret_cast<void*>(static_cast<std::intptr_t>(fds[page])), cuda::kPosixFileDescriptor);
+      {
+        std::unique_lock lock(ranges_mutex_);
+        physical_[handle] = {page_bytes, device, 0};
+      }
+      Status mapped = memory_map(device, static_cast<char*>(range) + page * page_bytes, handle);
+      if (!mapped.ok()) (void)physical_release(device, handle);
+      return mapped;
+    }();
+  }
+  if (!status.ok()) {
+    (void)unmap_imported(device, range);
+    return status;
+  }
+  *out = range;
+  return {};
+}
+
+Status CudaDriver::unmap_imported(int device, void* ptr) noexcept {
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  std::vector<std::pair<PhysicalHandle, std::uintptr_t>> pages;
+  std::size_t bytes = 0;
+  {
+    std::shared_lock lock(ranges_mutex_);
+    const auto range = ranges_.find(address);
+    if (range == ranges_.end() || range->second.kind != RangeKind::kReserved || range->second.device != device) {
+      return {StatusCode::kInvalidArgument, "unmap_imported(" + hex(address) + "): not an imported range"};
+    }
+    bytes = range->second.bytes;
+    for (const auto& [handle, physical] : physical_) {
+      if (physical.mapped_at >= address && physical.mapped_at < address + bytes) pages.emplace_back(handle, physical.mapped_at);
+    }
+  }
+  Status first_failure;
+  for (const auto& [handle, at] : pages) {
+    Status status = memory_unmap(device, reinterpret_cast<void*>(at), handle);
+    if (status.ok()) status = physical_release(device, handle);
+    if (!status.ok() && first_failure.ok()) first_failure = status;
+  }
+  return first_failure.ok() ? address_free(device, ptr, bytes) : first_failure;
+}
+
+Status CudaDriver::allow_access(int owner, int accessor) noexcept {
+  for (int device : {owner, accessor}) {
+    if (Status status = check_device(device); !status.ok()) return status;
+  }
+  if (owner == accessor) return {};
+  OnDevice on_device(*this, owner);
+  if (!on_device.ok()) return on_device.status();
+  std::unique_lock lock(ranges_mutex_);
+  std::vector<int>& accessors = devices_[static_cast<std::size_t>(owner)]->accessors;
+  if (std::find(accessors.begin(), accessors.end(), accessor) != accessors.end()) return {};
+  for (const auto& [handle, physical] : physical_) {
+    if (physical.device != owner || physical.mapped_at == 0 || physical.is_stale) continue;
+    if (Status status = set_access(owner, physical.mapped_at, physical.bytes, accessor); !status.ok()) return status;
+  }
+  accessors.push_back(accessor);
+  return {};
 }
 
 // --- Streams ----------------------------------------------------------------------------------

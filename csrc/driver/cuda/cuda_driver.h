@@ -71,6 +71,23 @@ class CudaDriver final : public Driver {
   void after_fork_in_parent() noexcept override;
   void after_fork_in_child() noexcept override;
 
+  // --- Mapped memory of several processes and devices ---
+  // One page of mapped memory, for another process: a file descriptor, and a number that no other
+  // page of this process has or had.
+  struct SharedPage {
+    std::uint64_t serial = 0;
+    int fd = -1;
+  };
+  // The pages of [ptr, ptr + bytes), in order; exactly whole mappings of one size, which is
+  // *page_bytes. The descriptors are the driver's and live as long as the pages.
+  Status export_mapped(int device, const void* ptr, std::size_t bytes, std::vector<SharedPage>* out, std::size_t* page_bytes) noexcept;
+  // Maps pages that another process exported, one after the other; the descriptors stay the caller's.
+  Status import_mapped(int device, const std::vector<int>& fds, std::size_t page_bytes, void** out) noexcept;
+  // pre: import_mapped gave it.
+  Status unmap_imported(int device, void* ptr) noexcept;
+  // Lets `accessor` read and write what is and will be mapped on `owner`.
+  Status allow_access(int owner, int accessor) noexcept;
+
   const cuda::Api& api() const noexcept { return api_; }
 
  private:
@@ -87,6 +104,7 @@ class CudaDriver final : public Driver {
     int device;
     std::uintptr_t mapped_at;  // 0: not mapped
     bool is_stale = false;     // a failed memory_map could not take its mapping back
+    SharedPage shared = {};    // once it was exported
   };
   struct TaskErrors;
 
@@ -95,6 +113,7 @@ class CudaDriver final : public Driver {
   Status check_device(int device) const;
   // "cuMemAlloc_v2(bytes=512) on device 0: CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   Status failure(const char* member, const std::string& arguments, int device, cuda::Result result) const;
+  Status set_access(int device, std::uintptr_t address, std::size_t bytes, int accessor);
   Status unmap_stale(PhysicalHandle handle, int device);
   Status take_task_error(StreamHandle stream);
 

@@ -37,7 +37,9 @@ def driver_test(standin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return program
 
 
-@pytest.mark.parametrize("part", ["calls", "each_call_fails_once", "captures", "gone", "pinned", "sharing", "random"])
+@pytest.mark.parametrize(
+    "part", ["calls", "each_call_fails_once", "captures", "reuse_in_captures", "gone", "pinned", "sharing", "random"]
+)
 def test_driver(driver_test: Path, standin: Path, part: str) -> None:
     env = {"MYBACKEND_CUDA_LIBRARY": str(standin), "MYBACKEND_STANDIN_LAZY": "1"}
     done = subprocess.run([str(driver_test), part], env=env, capture_output=True, text=True, timeout=600)

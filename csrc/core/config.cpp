@@ -348,12 +348,6 @@ Status parse_settings(std::string_view text, Settings* settings, std::vector<Con
 
 std::vector<std::string> settings_warnings(const Settings& s) {
   std::vector<std::string> warnings;
-  // Known, checked, and without effect in this version.
-  const Settings defaults;
-#define MYBACKEND_NOT_YET(key) \
-  if (s.key != defaults.key) warnings.push_back(#key " is recognised but has no effect in this version")
-  MYBACKEND_NOT_YET(graph_capture_record_stream_reuse);
-#undef MYBACKEND_NOT_YET
   if (s.expandable_segments && s.max_split_size_mb != kUnlimitedBytes) {
     warnings.push_back(
         "max_split_size_mb works against expandable_segments: blocks of an expandable segment of at least "

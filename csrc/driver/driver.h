@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "base/status.h"
 
@@ -24,6 +25,7 @@ namespace mybackend {
 using StreamHandle = std::uint64_t;
 using EventHandle = std::uint64_t;
 using PhysicalHandle = std::uint64_t;
+using CaptureMarker = std::uint64_t;
 
 inline constexpr StreamHandle kDefaultStream = 0;
 
@@ -114,6 +116,18 @@ class Driver {
   virtual Status stream_wait_event(int device, StreamHandle stream, EventHandle event) noexcept = 0;
   // pre: both were recorded and are complete.
   virtual Status event_elapsed_ns(EventHandle start, EventHandle end, std::int64_t* out) noexcept = 0;
+
+  // --- Stream captures ------------------------------------------------------------------------
+  // For streams whose work is being captured into a graph. kNotSupported where there are no graphs,
+  // kNotReady for a stream that is not being captured.
+  //
+  // Puts a marker behind what `stream` has captured so far, before what it captures next.
+  virtual Status capture_mark(int, StreamHandle, CaptureMarker*) noexcept { return {StatusCode::kNotSupported, "capture_mark"}; }
+  // post: (*out)[i] tells whether markers[i], of the same capture, comes before whatever `stream`
+  // captures next, on every replay.
+  virtual Status capture_passed(int, StreamHandle, const std::vector<CaptureMarker>&, std::vector<bool>*) noexcept {
+    return {StatusCode::kNotSupported, "capture_passed"};
+  }
 
   // --- Process ------------------------------------------------------------------------------
   // Called around fork(): locks are held over it, and one of the after_* calls follows on each

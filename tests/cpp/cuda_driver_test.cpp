@@ -1,5 +1,5 @@
 // CudaDriver on the stand-in for the driver library (tests/cuda_standin).
-// usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|sharing|random; prints "ok".
+// usage: cuda_driver_test calls|each_call_fails_once|captures|reuse_in_captures|gone|pinned|sharing|random; prints "ok".
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +26,9 @@ void standin_advance(void* stream);
 std::size_t standin_used_bytes(int device);
 std::size_t standin_live_events();
 int standin_accessor_count(void* ptr);
+void standin_begin_capture(void* stream);
+void standin_end_captures();
+void standin_launch(void* stream);
 void standin_set_gone(int gone);
 void standin_set_capturing(int capturing);
 }
@@ -204,6 +207,74 @@ void captures() {
   standin_set_capturing(0);
 }
 
+// What a capture frees while another stream uses it is free again once the graph orders that use
+// before; without the setting, when the capture has ended.
+void reuse_in_captures() {
+  auto driver = make();
+  const StreamHandle main = 0x100, side = 0x200, other = 0x300;
+  CaptureMarker marker = 0, second = 0;
+  std::vector<bool> passed;
+  CHECK(driver->capture_mark(0, main, &marker).code() == StatusCode::kNotReady);
+  CHECK(driver->capture_passed(0, main, {1}, &passed).code() == StatusCode::kNotReady);
+  EventHandle event = 0;
+  CHECK(driver->event_create(0, &event).ok());
+  const auto order = [&](StreamHandle earlier, StreamHandle later) {
+    CHECK(driver->event_record(0, event, earlier).ok() && driver->stream_wait_event(0, later, event).ok());
+  };
+  standin_begin_capture(as_stream(main));
+  standin_launch(as_stream(main));
+  order(main, side);
+  CHECK(driver->capture_mark(0, side, &marker).ok() && driver->capture_mark(0, main, &second).ok());
+  CHECK(driver->capture_passed(0, main, {marker, second, marker}, &passed).ok() && passed == std::vector<bool>({false, true, false}));
+  for (const char* symbol : {"cuStreamGetCaptureInfo_v2", "cuGraphNodeGetDependencies"}) {
+    standin_fail(symbol, 1, 719);
+    CHECK(driver->capture_passed(0, main, {marker}, &passed).message().find(symbol) != std::string::npos);
+  }
+  standin_launch(as_stream(side));
+  order(side, main);
+  CHECK(driver->capture_passed(0, main, {marker, second}, &passed).ok() && passed == std::vector<bool>({true, true}));
+  CHECK(driver->capture_passed(0, side, {marker, second}, &passed).ok() && passed == std::vector<bool>({true, false}));
+  standin_end_captures();
+
+  for (const bool reuse : {true, false}) {
+    for (const char* fails : {"", "cuGraphAddEmptyNode", "cuStreamUpdateCaptureDependencies"}) {
+      Settings settings;
+      settings.graph_capture_record_stream_reuse = reuse;
+      caching::CachingAllocator allocator(driver.get(), 0, settings);
+      CHECK(allocator.begin_allocate_to_pool({1, 0}, [](StreamHandle) { return true; }).ok());
+      standin_begin_capture(as_stream(main));
+      order(main, side);
+      void* a = allocator.allocate(100'000, main, nullptr);
+      void* b = allocator.allocate(200'000, main, nullptr);
+      allocator.record_stream(a, side);
+      allocator.record_stream(b, side);
+      allocator.record_stream(b, other);  // which is not captured
+      standin_launch(as_stream(side));
+      if (*fails != '\0') standin_fail(fails, 1, 719);
+      CHECK(allocator.free(a) == caching::FreeResult::kFreed && allocator.free(b) == caching::FreeResult::kFreed);
+      standin_fail("cuGraphAddEmptyNode", 0, 0);
+      standin_fail("cuStreamUpdateCaptureDependencies", 0, 0);
+      void* c = allocator.allocate(100'000, main, nullptr);
+      CHECK(c != a && allocator.check_invariants().empty());  // the side stream may still use it
+      order(side, main);
+      void* d = allocator.allocate(100'000, main, nullptr);
+      CHECK((d == a) == (reuse && *fails == '\0') && allocator.check_invariants().empty());
+      void* e = allocator.allocate(200'000, main, nullptr);
+      CHECK(e != b);
+      standin_end_captures();
+      CHECK(allocator.end_allocate_to_pool({1, 0}).ok());
+      for (void* ptr : {c, d, e}) CHECK(allocator.free(ptr) == caching::FreeResult::kFreed);
+      CHECK(allocator.free(allocator.allocate(1, main, nullptr)) == caching::FreeResult::kFreed);  // records the events
+      standin_advance(as_stream(side));
+      standin_advance(as_stream(other));
+      CHECK(allocator.free(allocator.allocate(1, main, nullptr)) == caching::FreeResult::kFreed);
+      CHECK(allocator.stats().active_bytes[0].current == 0 && allocator.check_invariants().empty());
+    }
+  }
+  driver->event_destroy(0, event);
+  CHECK(standin_live_events() == 0);
+}
+
 void gone() {
   auto driver = make();
   caching::CachingAllocator allocator(driver.get(), 0, Settings());
@@ -369,12 +440,13 @@ int main(int argc, char** argv) {
                                                               {"each_call_fails_once", each_call_fails_once},
                                                               {"captures", captures},
                                                               {"gone", gone},
+                                                              {"reuse_in_captures", reuse_in_captures},
                                                               {"pinned", pinned},
                                                               {"sharing", sharing},
                                                               {"random", random_operations}};
   const auto part = parts.find(argc > 1 ? argv[1] : "");
   if (part == parts.end()) {
-    std::fprintf(stderr, "usage: cuda_driver_test calls|each_call_fails_once|captures|gone|pinned|sharing|random\n");
+    std::fprintf(stderr, "usage: cuda_driver_test calls|each_call_fails_once|captures|reuse_in_captures|gone|pinned|sharing|random\n");
     return 2;
   }
   part->second();

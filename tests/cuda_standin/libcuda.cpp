@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +53,8 @@ struct Event {
   StreamPtr stream = nullptr;
   std::uint64_t at = 0;
   double recorded_ms = 0;
+  bool captured = false;
+  std::vector<NodePtr> nodes;  // what it stands behind in a capture
 };
 struct Physical {
   std::size_t bytes;
@@ -83,8 +86,10 @@ struct State {
   std::map<std::uintptr_t, Mapping> mappings;
   std::map<MemoryHandle, Physical> physical;
   MemoryHandle next_handle = 1;
-  std::map<std::uintptr_t, std::size_t> registered;  // host memory
-  std::unordered_map<StreamPtr, Stream> streams;     // made at first use: also foreign ones
+  std::map<StreamPtr, std::vector<NodePtr>> captures;  // streams under capture: what their next work depends on
+  std::map<NodePtr, std::vector<NodePtr>> graph;       // nodes and what they depend on
+  std::map<std::uintptr_t, std::size_t> registered;    // host memory
+  std::unordered_map<StreamPtr, Stream> streams;       // made at first use: also foreign ones
   std::uintptr_t next_stream = 0x100;
   std::unordered_map<EventPtr, Event> events;
   std::uintptr_t next_event = 0x10000;
@@ -430,10 +435,51 @@ Result cuStreamSynchronize(StreamPtr stream) {
   complete(s, stream);
   return kSuccess;
 }
-Result cuStreamWaitEvent(StreamPtr, EventPtr event, unsigned) {
+Result cuStreamWaitEvent(StreamPtr stream, EventPtr event, unsigned) {
   ENTER(cuStreamWaitEvent);
   NEED_CONTEXT();
-  return s.events.count(event) != 0 ? kSuccess : kInvalidHandle;
+  const auto found = s.events.find(event);
+  if (found == s.events.end()) return kInvalidHandle;
+  if (found->second.captured) {  // the stream joins the capture
+    std::vector<NodePtr>& frontier = s.captures[stream];
+    frontier.insert(frontier.end(), found->second.nodes.begin(), found->second.nodes.end());
+  }
+  return kSuccess;
+}
+Result cuStreamGetCaptureInfo_v2(StreamPtr stream, int* status, std::uint64_t* id, GraphPtr* graph, const NodePtr** nodes,
+                                 std::size_t* count) {
+  ENTER(cuStreamGetCaptureInfo_v2);
+  NEED_CONTEXT();
+  const auto found = s.captures.find(stream);
+  *status = found != s.captures.end() ? kCaptureActive : kCaptureNone;
+  if (found == s.captures.end()) return kSuccess;
+  if (id != nullptr) *id = 1;
+  if (graph != nullptr) *graph = &s.graph;
+  *nodes = found->second.data();
+  *count = found->second.size();
+  return kSuccess;
+}
+Result cuGraphAddEmptyNode(NodePtr* out, GraphPtr graph, const NodePtr* nodes, std::size_t count) {
+  ENTER(cuGraphAddEmptyNode);
+  if (graph != &s.graph) return kInvalidHandle;
+  *out = reinterpret_cast<NodePtr>(0x9000 + 0x10 * s.graph.size());
+  s.graph[*out] = {nodes, nodes + count};
+  return kSuccess;
+}
+Result cuStreamUpdateCaptureDependencies(StreamPtr stream, NodePtr* nodes, std::size_t count, unsigned flags) {
+  ENTER(cuStreamUpdateCaptureDependencies);
+  const auto found = s.captures.find(stream);
+  if (found == s.captures.end() || flags != kSetDependencies) return kInvalidValue;
+  found->second.assign(nodes, nodes + count);
+  return kSuccess;
+}
+Result cuGraphNodeGetDependencies(NodePtr node, NodePtr* nodes, std::size_t* count) {
+  ENTER(cuGraphNodeGetDependencies);
+  const auto found = s.graph.find(node);
+  if (found == s.graph.end()) return kInvalidValue;
+  if (nodes != nullptr) std::copy_n(found->second.begin(), std::min(*count, found->second.size()), nodes);
+  *count = found->second.size();
+  return kSuccess;
 }
 Result cuLaunchHostFunc(StreamPtr, HostFunction function, void* data) {
   {
@@ -459,7 +505,11 @@ Result cuEventRecord(EventPtr event, StreamPtr stream) {
   NEED_CONTEXT();
   auto found = s.events.find(event);
   if (found == s.events.end()) return kInvalidHandle;
-  found->second = {stream, ++s.streams[stream].issued, s.clock_ms += 1};
+  found->second = {stream, ++s.streams[stream].issued, s.clock_ms += 1, false, {}};
+  if (const auto capture = s.captures.find(stream); capture != s.captures.end()) {
+    found->second.captured = true;
+    found->second.nodes = capture->second;
+  }
   return kSuccess;
 }
 Result cuEventQuery(EventPtr event) {
@@ -536,6 +586,29 @@ void standin_set_gone(int gone) {
   s.gone = gone != 0;
 }
 // A stream capture in global mode is underway (or not any more).
+// A capture of the stream begins; others join by waiting for its events. It ends for all at once.
+void standin_begin_capture(void* stream) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.captures[stream] = {};
+}
+void standin_end_captures() {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  s.captures.clear();
+  s.graph.clear();
+  for (auto& [handle, event] : s.events) event.captured = false;
+}
+// A kernel, captured or not.
+void standin_launch(void* stream) {
+  State& s = state();
+  std::lock_guard<std::mutex> lock(s.mutex);
+  const auto capture = s.captures.find(stream);
+  if (capture == s.captures.end()) return;
+  auto* const node = reinterpret_cast<NodePtr>(0x9000 + 0x10 * s.graph.size());
+  s.graph[node] = capture->second;
+  capture->second = {node};
+}
 void standin_set_capturing(int capturing) {
   State& s = state();
   std::lock_guard<std::mutex> lock(s.mutex);

@@ -19,6 +19,7 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   }
   // A graph under capture must not query events: frees that wait for some stay as they are.
   if (capture_count_ == 0 && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
+  if (capture_count_ > 0 && !event_waiters_.empty()) put_back_passed(stream, context);
 
   Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, false, std::move(context), {},
             false};

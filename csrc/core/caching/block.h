@@ -67,6 +67,7 @@ struct Segment {
 struct BlockExtra {
   std::vector<StreamHandle> stream_uses;  // streams that record_stream named, no duplicates
   std::int64_t event_count = 0;           // outstanding events of streams that used it
+  std::vector<CaptureMarker> markers;     // freed in a capture: behind its last use on each stream
   Context context;                        // of its allocation
 };
 

@@ -233,6 +233,8 @@ class CachingAllocator {
   // events.cpp
   void record_events(Block* block);
   void record_deferred_events();
+  void mark_uses(Block* block);
+  void put_back_passed(StreamHandle stream, const Context& context);
   void process_events(const Context& context);
   void synchronize_events(const Context& context, const PrivatePool* only);
   void finish_event(Block* block, const Context& context);

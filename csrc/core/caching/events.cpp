@@ -54,6 +54,44 @@ void CachingAllocator::record_deferred_events() {
   }
 }
 
+// With graph_capture_record_stream_reuse: what a capture frees is marked in its graph, on each stream
+// that used it.
+void CachingAllocator::mark_uses(Block* block) {
+  if (!settings_.graph_capture_record_stream_reuse || block->pool().owner == nullptr) return;
+  BlockExtra& extra = block->need_extra();
+  std::vector<StreamHandle> streams = extra.stream_uses;
+  streams.push_back(block->stream());
+  std::vector<CaptureMarker> markers(streams.size());
+  for (std::size_t i = 0; i < streams.size(); ++i) {
+    // Without a mark on each, the block waits for the end of the capture.
+    if (!driver_->capture_mark(device_, streams[i], &markers[i]).ok()) return;
+  }
+  extra.markers = std::move(markers);
+}
+
+// The blocks whose marks all come before what `stream` captures next: free for it.
+void CachingAllocator::put_back_passed(StreamHandle stream, const Context& context) {
+  std::vector<CaptureMarker> markers;
+  for (const Block* block : event_waiters_) {
+    if (block->stream() == stream) markers.insert(markers.end(), block->extra->markers.begin(), block->extra->markers.end());
+  }
+  std::vector<bool> passed;
+  if (markers.empty() || !driver_->capture_passed(device_, stream, markers, &passed).ok()) return;
+  std::vector<Block*> waiting, ready;
+  auto next = passed.cbegin();
+  for (Block* block : event_waiters_) {
+    const auto count = block->stream() == stream ? static_cast<std::ptrdiff_t>(block->extra->markers.size()) : 0;
+    const bool is_ready = count > 0 && std::all_of(next, next + count, [](bool p) { return p; });
+    (is_ready ? ready : waiting).push_back(block);
+    next += count;
+  }
+  event_waiters_.swap(waiting);
+  for (Block* block : ready) {
+    block->extra->stream_uses.clear();
+    put_back(block, context);
+  }
+}
+
 void CachingAllocator::finish_event(Block* block, const Context& context) {
   if (--block->extra->event_count == 0) put_back(block, context);
 }

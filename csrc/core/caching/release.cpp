@@ -22,6 +22,7 @@ FreeResult CachingAllocator::free(void* ptr, std::size_t* requested_bytes) noexc
   if (block->extra == nullptr || block->extra->stream_uses.empty()) {
     put_back(block, context);
   } else if (capture_count_ > 0) {
+    mark_uses(block);
     event_waiters_.push_back(block);  // a capture must not record events of its own accord
   } else {
     record_events(block);

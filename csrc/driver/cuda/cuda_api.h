@@ -29,6 +29,8 @@ using DeviceOrdinal = int;
 using ContextPtr = void*;
 using StreamPtr = void*;
 using EventPtr = void*;
+using GraphPtr = void*;
+using NodePtr = void*;
 using DevicePtr = std::uint64_t;
 using MemoryHandle = std::uint64_t;
 using HostFunction = void (*)(void*);
@@ -42,6 +44,8 @@ enum Attribute : int {
 enum EventFlags : unsigned { kEventDefault = 0 };
 enum StreamFlags : unsigned { kStreamNonBlocking = 1 };
 enum CaptureMode : int { kCaptureRelaxed = 2 };
+enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1 };
+enum CaptureUpdate : unsigned { kSetDependencies = 1 };
 enum HostFlags : unsigned { kHostPortable = 1 };
 enum HandleType : int { kNoHandle = 0, kPosixFileDescriptor = 1 };
 
@@ -110,6 +114,12 @@ struct AccessDescription {
   X(stream_wait_event, "cuStreamWaitEvent", "hipStreamWaitEvent", StreamPtr, EventPtr, unsigned)                                           \
   X(launch_host_function, "cuLaunchHostFunc", "hipLaunchHostFunc", StreamPtr, HostFunction, void*)                                         \
   X(thread_exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode", int*)                         \
+  X(stream_capture_info, "cuStreamGetCaptureInfo_v2", "hipStreamGetCaptureInfo_v2", StreamPtr, int*, std::uint64_t*, GraphPtr*,            \
+    const NodePtr**, std::size_t*)                                                                                                         \
+  X(stream_update_capture, "cuStreamUpdateCaptureDependencies", "hipStreamUpdateCaptureDependencies", StreamPtr, NodePtr*, std::size_t,    \
+    unsigned)                                                                                                                              \
+  X(graph_add_empty_node, "cuGraphAddEmptyNode", "hipGraphAddEmptyNode", NodePtr*, GraphPtr, const NodePtr*, std::size_t)                  \
+  X(graph_node_dependencies, "cuGraphNodeGetDependencies", "hipGraphNodeGetDependencies", NodePtr, NodePtr*, std::size_t*)                 \
   X(event_create, "cuEventCreate", "hipEventCreateWithFlags", EventPtr*, unsigned)                                                         \
   X(event_destroy, "cuEventDestroy_v2", "hipEventDestroy", EventPtr)                                                                       \
   X(event_record, "cuEventRecord", "hipEventRecord", EventPtr, StreamPtr)                                                                  \

@@ -688,6 +688,55 @@ Status CudaDriver::event_elapsed_ns(EventHandle start, EventHandle end, std::int
 }
 
 // The child may still ask whose memory something is.
+// --- Stream captures --------------------------------------------------------------------------
+
+Status CudaDriver::capture_mark(int device, StreamHandle stream, CaptureMarker* out) noexcept {
+  MYBACKEND_ON_DEVICE(device);
+  const std::string name = "stream=" + hex(stream);
+  int status = cuda::kCaptureNone;
+  cuda::GraphPtr graph = nullptr;
+  const cuda::NodePtr* frontier = nullptr;
+  std::size_t count = 0;
+  MYBACKEND_CALL(stream_capture_info, name, stream_ptr(stream), &status, nullptr, &graph, &frontier, &count);
+  if (status != cuda::kCaptureActive) return {StatusCode::kNotReady, ""};
+  cuda::NodePtr node = nullptr;
+  MYBACKEND_CALL(graph_add_empty_node, name, &node, graph, frontier, count);
+  MYBACKEND_CALL(stream_update_capture, name, stream_ptr(stream), &node, 1, cuda::kSetDependencies);
+  *out = reinterpret_cast<std::uintptr_t>(node);
+  return {};
+}
+
+Status CudaDriver::capture_passed(int device, StreamHandle stream, const std::vector<CaptureMarker>& markers,
+                                  std::vector<bool>* out) noexcept {
+  MYBACKEND_ON_DEVICE(device);
+  int status = cuda::kCaptureNone;
+  const cuda::NodePtr* frontier = nullptr;
+  std::size_t count = 0;
+  MYBACKEND_CALL(stream_capture_info, "stream=" + hex(stream), stream_ptr(stream), &status, nullptr, nullptr, &frontier, &count);
+  if (status != cuda::kCaptureActive) return {StatusCode::kNotReady, ""};
+  // What the frontier depends on, until all markers are found.
+  std::unordered_set<CaptureMarker> wanted(markers.begin(), markers.end()), found;
+  std::unordered_set<cuda::NodePtr> seen;
+  std::vector<cuda::NodePtr> open(frontier, frontier + count);
+  while (!open.empty() && found.size() < wanted.size()) {
+    const cuda::NodePtr node = open.back();
+    open.pop_back();
+    if (!seen.insert(node).second) continue;
+    if (const auto marker = static_cast<CaptureMarker>(reinterpret_cast<std::uintptr_t>(node)); wanted.count(marker) != 0)
+      found.insert(marker);
+    std::size_t dependency_count = 0;
+    MYBACKEND_CALL(graph_node_dependencies, hex(node), node, nullptr, &dependency_count);
+    if (dependency_count == 0) continue;
+    const std::size_t old = open.size();
+    open.resize(old + dependency_count);
+    MYBACKEND_CALL(graph_node_dependencies, hex(node), node, open.data() + old, &dependency_count);
+    open.resize(old + dependency_count);
+  }
+  out->clear();
+  for (CaptureMarker marker : markers) out->push_back(found.count(marker) != 0);
+  return {};
+}
+
 Status CudaDriver::prepare_fork() noexcept {
   ranges_mutex_.lock();
   events_mutex_.lock();

@@ -67,6 +67,10 @@ class CudaDriver final : public Driver {
   Status stream_wait_event(int device, StreamHandle stream, EventHandle event) noexcept override;
   Status event_elapsed_ns(EventHandle start, EventHandle end, std::int64_t* out) noexcept override;
 
+  Status capture_mark(int device, StreamHandle stream, CaptureMarker* out) noexcept override;
+  Status capture_passed(int device, StreamHandle stream, const std::vector<CaptureMarker>& markers,
+                        std::vector<bool>* out) noexcept override;
+
   Status prepare_fork() noexcept override;
   void after_fork_in_parent() noexcept override;
   void after_fork_in_child() noexcept override;

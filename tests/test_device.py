@@ -231,6 +231,23 @@ def test_several_devices(run_python) -> None:
     )
 
 
+def test_a_lazy_clones_bytes_come_from_its_device(run_python) -> None:
+    run_python(
+        """
+        import torch
+        allocated = torch.mybackend.memory_allocated
+        x = torch.arange(100.0, device="mybackend:1")
+        writes = [lambda t: t.add_(1), lambda t: t.sinh_(), lambda t: torch._foreach_mul_([t], 2), lambda t: t[:50].copy_(t[50:])]
+        for count, write in enumerate(writes, 1):
+            clone = x._lazy_clone()
+            write(clone)
+            assert clone.untyped_storage().device == clone.device == torch.device("mybackend:1")
+            assert (allocated(0), allocated(1)) == (0, 1024) and torch.mybackend.current_device() == 0
+        """,
+        MYBACKEND_DEVICE_COUNT="2",
+    )
+
+
 def test_bad_device_count(run_python) -> None:
     done = run_python("import torch\ntorch.ones(1, device='mybackend')", expect=1, MYBACKEND_DEVICE_COUNT="many")
     assert "MYBACKEND_DEVICE_COUNT: bad value 'many'" in done.stderr

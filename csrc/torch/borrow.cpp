@@ -86,6 +86,12 @@ c10::DataPtr shared_data_ptr(const c10::Storage& storage, c10::Device device) {
   return {data, new c10::Storage(storage), &release_storage_reference, device};
 }
 
+// Gives a lazily cloned storage bytes of its own, on its device.
+void materialize(c10::StorageImpl* storage) {
+  const DeviceScope scope(storage->device());
+  storage->mutable_data();
+}
+
 at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* allocator) {
   const c10::TensorImpl* from = tensor.unsafeGetTensorImpl();
   const bool to_lender = device.type() != kDeviceType;
@@ -100,7 +106,7 @@ at::Tensor share(const at::Tensor& tensor, c10::Device device, c10::Allocator* a
   TensorAccess::keys(impl.get()) = to_lender ? to_lender_keys(tensor.key_set()) : to_device_keys(tensor.key_set());
   if (from->has_storage() && from->unsafe_storage()) {
     const c10::Storage& storage = from->unsafe_storage();
-    if (C10_UNLIKELY(storage.unsafeGetStorageImpl()->has_materializer())) storage.unsafeGetStorageImpl()->mutable_data();
+    if (C10_UNLIKELY(storage.unsafeGetStorageImpl()->has_materializer())) materialize(storage.unsafeGetStorageImpl());
     TensorAccess::storage(impl.get()) = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), storage.sym_nbytes(), shared_data_ptr(storage, device), allocator, /*resizable=*/true));
   }
@@ -192,7 +198,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
     TensorAccess::storage(impl) = TensorAccess::storage(same->shell);
   } else {
     entry.shell_storage = shell.storage.unsafeGetStorageImpl();
-    if (C10_UNLIKELY(base_storage->has_materializer() && (is_written || may_change))) base_storage->mutable_data();
+    if (C10_UNLIKELY(base_storage->has_materializer() && (is_written || may_change))) materialize(base_storage);
     entry.data = base_storage->_mutable_data_ptr_no_checks().get();
     entry.nbytes = base_storage->nbytes();
     entry.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, lender_device(device_));
@@ -205,7 +211,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
 }
 
 void BorrowFrame::set_data(Alias& alias, c10::StorageImpl* base_storage) {
-  base_storage->mutable_data();
+  materialize(base_storage);
   alias.data = base_storage->_mutable_data_ptr_no_checks().get();
   alias.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(alias.data, lender_device(device_));
 }

@@ -29,6 +29,18 @@ void check_device_index(c10::DeviceIndex device);
 // -1 is the current device.
 c10::DeviceIndex resolve_device(c10::Device device);
 
+// The allocator allocates on the current device: make the wanted one current for the call.
+class DeviceScope {
+ public:
+  explicit DeviceScope(c10::Device device) : previous_(exchange_device(device.index())) {}
+  ~DeviceScope() { exchange_device(previous_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  const c10::DeviceIndex previous_;
+};
+
 StreamHandle current_stream(c10::DeviceIndex device) noexcept;
 StreamHandle exchange_stream(c10::DeviceIndex device, StreamHandle stream) noexcept;
 inline c10::Stream to_stream(c10::DeviceIndex device, StreamHandle handle) {

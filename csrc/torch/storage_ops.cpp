@@ -40,18 +40,6 @@ void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_me
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
 }
 
-// The allocator allocates on the current device: make the wanted one current for the call.
-class DeviceScope {
- public:
-  explicit DeviceScope(c10::Device device) : previous_(exchange_device(device.index())) {}
-  ~DeviceScope() { exchange_device(previous_); }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  const c10::DeviceIndex previous_;
-};
-
 // torch.use_deterministic_algorithms: what was never written is NaN, or the largest integer.
 bool fills_uninitialized_memory() {
   return at::globalContext().deterministicAlgorithms() && at::globalContext().deterministicFillUninitializedMemory();

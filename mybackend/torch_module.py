@@ -407,9 +407,11 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the default generators of all devices."""
-    for i in range(device_count()):
-        _default_generator(i).manual_seed(int(seed))
+    """Seeds the default generators of all devices. Starts nothing."""
+    seed = int(seed)
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise ValueError(f"seed: expected a 64-bit integer, not {seed}")
+    _C._seed_default_generators(seed if seed < 1 << 63 else seed - (1 << 64))
 
 
 def seed() -> int:

@@ -86,3 +86,25 @@ def test_checkpoint_preserves_dropout() -> None:
     y = checkpoint(lambda t: functional.dropout(t, 0.5), x, use_reentrant=False)
     y.sum().backward()
     assert torch.equal(x.grad, y.detach())
+
+
+def test_seeding_starts_nothing(run_python) -> None:
+    run_python(
+        """
+        import torch
+        torch.manual_seed(7)
+        assert not torch.mybackend.is_initialized()
+        for device in (1, 0):
+            drawn = torch.rand(5, device=f"mybackend:{device}")
+            assert torch.equal(drawn.cpu(), torch.rand(5, generator=torch.Generator().manual_seed(7)))
+        torch.manual_seed(-1)
+        assert torch.mybackend.initial_seed() == 2**64 - 1
+        for wrong in (1 << 64, -(1 << 63) - 1):
+            try:
+                torch.mybackend.manual_seed_all(wrong)
+                raise SystemExit("no error")
+            except ValueError as error:
+                assert "64-bit" in str(error)
+        """,
+        MYBACKEND_DEVICE_COUNT="2",
+    )

@@ -396,6 +396,7 @@ void bind_device(py::module_& m) {
     d["multi_processor_count"] = info.multi_processor_count;
     return d;
   });
+  m.def("_seed_default_generators", [](std::int64_t seed) { glue::seed_default_generators(static_cast<std::uint64_t>(seed)); });
   m.def("_default_generator", [](int device) { return glue::default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("_current_stream", [](int device) { return glue::current_stream(static_cast<c10::DeviceIndex>(device)); });
   m.def("_drain_autograd_threads", [] {

@@ -60,7 +60,7 @@ DeviceGenerator* DeviceGenerator::clone_impl() const {
   return copy;
 }
 
-const at::Generator& default_generator(c10::DeviceIndex device) {
+std::vector<at::Generator>& default_generators() {
   static auto* generators = new std::vector<at::Generator>;
   static std::once_flag once;
   std::call_once(once, [] {
@@ -69,9 +69,22 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
       at::check_generator<DeviceGenerator>(generators->back())->is_default_ = true;
     }
   });
+  return *generators;
+}
+
+const at::Generator& default_generator(c10::DeviceIndex device) {
   if (device < 0) device = current_device();
   check_device_index(device);
-  return (*generators)[static_cast<std::size_t>(device)];
+  return default_generators()[static_cast<std::size_t>(device)];
+}
+
+void seed_default_generators(std::uint64_t seed) {
+  const DeviceMemory* memory = Runtime::get().memory_if_started();
+  for (int i = 0; i < (memory != nullptr ? memory->device_count() : kMaxDevices); ++i) {
+    at::Generator& generator = default_generators()[static_cast<std::size_t>(i)];
+    std::lock_guard lock(generator.mutex());
+    generator.set_current_seed(seed);
+  }
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {

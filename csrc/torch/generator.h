@@ -30,11 +30,13 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   DeviceGenerator* clone_impl() const override;
   mutable at::Generator lent_;
   bool is_default_ = false;
-  friend const at::Generator& default_generator(c10::DeviceIndex device);
+  friend std::vector<at::Generator>& default_generators();
 };
 
 const at::Generator& default_generator(c10::DeviceIndex device);
 at::Generator new_generator(c10::DeviceIndex device);
+// Those of all devices. Starts nothing: before the devices start, of all that there can be.
+void seed_default_generators(std::uint64_t seed);
 
 // What a borrowed kernel gets for the generator that the caller gave for `device`.
 std::optional<at::Generator> borrowed_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device);

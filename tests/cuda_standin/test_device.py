@@ -269,6 +269,7 @@ def test_generators_are_cudas() -> None:
     run(
         """
         torch.manual_seed(5)                            # before the devices start
+        assert st.standin_calls(b"cuInit") == 0         # and starts nothing
         x = torch.empty(4, device="mybackend").uniform_()
         assert kernels.generators[-1].device == torch.device("cuda:0") and kernels.generators[-1].initial_seed() == 5
         assert torch.equal(x.cpu(), torch.empty(4).uniform_(generator=torch.Generator().manual_seed(5)))

@@ -240,6 +240,7 @@ void DeviceMemory::stop_capturing() {
 }
 
 bool DeviceMemory::free(void* ptr, int device) noexcept {
+  if (device_count() == 1) device = 0;
   if (device >= 0 && device < device_count()) {
     PerDevice& d = *devices_[static_cast<std::size_t>(device)];
     std::size_t requested_bytes = 0;

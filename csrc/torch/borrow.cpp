@@ -155,9 +155,13 @@ void BorrowFrame::see_other(const at::Tensor& tensor, bool is_written, bool cpu_
 void BorrowFrame::open() {
   check_devices();
   if (device_ < 0) device_ = current_device();
-  memory();  // starts the devices, and with them the lender
-  if (C10_UNLIKELY(!t_backward_is_here) && !on_gpu()) run_backward_here();
-  wait_for_current_stream(device_);
+  Driver& driver = memory().driver();  // starts the devices, and with them the lender
+  if (on_gpu()) {
+    lender_ = lender_device(device_);
+  } else {
+    if (C10_UNLIKELY(!t_backward_is_here)) run_backward_here();
+    if (C10_UNLIKELY(driver.maybe_busy(device_))) check(driver.stream_synchronize(device_, current_stream(device_)));
+  }
   pool_base_ = shell_stack().top;
   new (scope_) LendingScope(device_);
   new (guard_) c10::impl::ExcludeDispatchKeyGuard(excluded_keys());
@@ -190,7 +194,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
   Alias entry{impl, nullptr, &tensor, base_storage, nullptr, 0, is_written};
   TensorAccess::copy_geometry(base, impl);
   TensorAccess::keys(impl) = to_lender_keys(base->key_set());
-  TensorAccess::device(impl) = lender_device(device_);
+  TensorAccess::device(impl) = lender_;
 
   if (C10_UNLIKELY(base_storage == nullptr)) {
     TensorAccess::storage(impl) = c10::Storage();
@@ -201,7 +205,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
     if (C10_UNLIKELY(base_storage->has_materializer() && (is_written || may_change))) materialize(base_storage);
     entry.data = base_storage->_mutable_data_ptr_no_checks().get();
     entry.nbytes = base_storage->nbytes();
-    entry.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, lender_device(device_));
+    entry.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(entry.data, lender_);
     entry.shell_storage->unsafe_set_nbytes(entry.nbytes);
     entry.shell_storage->set_resizable(base_storage->resizable());
   }
@@ -213,7 +217,7 @@ const at::Tensor& BorrowFrame::alias(const at::Tensor& tensor, bool is_written, 
 void BorrowFrame::set_data(Alias& alias, c10::StorageImpl* base_storage) {
   materialize(base_storage);
   alias.data = base_storage->_mutable_data_ptr_no_checks().get();
-  alias.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(alias.data, lender_device(device_));
+  alias.shell_storage->_mutable_data_ptr_no_checks() = c10::DataPtr(alias.data, lender_);
 }
 
 BorrowFrame::Alias* BorrowFrame::find(const void* key) noexcept {
@@ -276,7 +280,7 @@ void BorrowFrame::write_back_storage(Alias& alias) {
   alias.base_storage->set_nbytes(nbytes);
   alias.data = alias.base_storage->_mutable_data_ptr_no_checks().get();
   alias.nbytes = nbytes;
-  data = c10::DataPtr(alias.data, lender_device(device_));
+  data = c10::DataPtr(alias.data, lender_);
 }
 
 void BorrowFrame::write_back() {
@@ -321,7 +325,7 @@ void BorrowFrame::adopt_storage(c10::TensorImpl* result) {
 }
 
 at::Tensor BorrowFrame::adopt(at::Tensor&& result) {
-  if (!result.defined() || result.device().type() != lender_type()) return std::move(result);
+  if (!result.defined() || result.device().type() != lender_.type()) return std::move(result);
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
   if (const at::Tensor* argument = argument_of(result)) return *argument;
   TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided, operator_name_, ": mybackend does not support results of layout ",
@@ -366,13 +370,13 @@ BorrowFrame::~BorrowFrame() {
     const bool kept = shell.tensor.use_count() != 1 || shell.storage.use_count() != 2;
     if (C10_LIKELY(!kept)) {
       if (aliases_[i].shell_storage != nullptr) {
-        shell.storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, lender_device(device_));
+        shell.storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks() = c10::DataPtr(nullptr, lender_);
       }
       continue;
     }
     // Someone keeps the alias or a view of it: it owns a reference to the base's storage now.
     if (aliases_[i].shell_storage != nullptr) {
-      aliases_[i].shell_storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base->storage(), lender_device(device_));
+      aliases_[i].shell_storage->_mutable_data_ptr_no_checks() = shared_data_ptr(aliases_[i].base->storage(), lender_);
     }
     *stack.shells[pool_base_ + i] = Shell();
   }

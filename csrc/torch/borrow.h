@@ -108,6 +108,7 @@ class BorrowFrame {
 
   const char* const operator_name_;
   c10::DeviceIndex device_ = -1;
+  c10::Device lender_{c10::DeviceType::CPU};  // where the aliases are
   bool cpu_with_dimensions_ = false;
   bool opened_ = false;
   std::int64_t profiled_from_ns_ = 0;  // 0: no profile

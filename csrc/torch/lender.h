@@ -32,7 +32,8 @@ inline c10::DispatchKey lender_key() noexcept {
   return on_gpu() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
 }
 inline c10::DispatchKeySet lender_keys() noexcept {
-  return c10::DispatchKeySet(lender_key());
+  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU), cuda(c10::DispatchKey::CUDA);
+  return on_gpu() ? cuda : cpu;
 }
 inline c10::Device lender_device(c10::DeviceIndex device) noexcept {
   return on_gpu() ? c10::Device(c10::DeviceType::CUDA, device) : c10::Device(c10::DeviceType::CPU);

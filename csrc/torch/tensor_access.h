@@ -21,8 +21,8 @@ class TensorAccess final : public c10::TensorImpl {
 
 // The keys of an alias: the lender's backend in place of ours.
 inline c10::DispatchKeySet to_lender_keys(c10::DispatchKeySet device_keys) {
-  const auto bit = on_gpu() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
-  c10::DispatchKeySet keys = device_keys.remove_backend(c10::BackendComponent::PrivateUse1Bit) | c10::DispatchKeySet(bit);
+  constexpr c10::DispatchKeySet cpu(c10::BackendComponent::CPUBit), cuda(c10::BackendComponent::CUDABit);
+  c10::DispatchKeySet keys = device_keys.remove_backend(c10::BackendComponent::PrivateUse1Bit) | (on_gpu() ? cuda : cpu);
   keys = keys - c10::python_ks;
   if (keys.has(c10::DispatchKey::AutocastPrivateUse1)) {
     keys =
@@ -32,10 +32,11 @@ inline c10::DispatchKeySet to_lender_keys(c10::DispatchKeySet device_keys) {
 }
 
 inline c10::DispatchKeySet to_device_keys(c10::DispatchKeySet lender_keys) {
-  const auto bit = on_gpu() ? c10::BackendComponent::CUDABit : c10::BackendComponent::CPUBit;
-  const auto autocast = on_gpu() ? c10::DispatchKey::AutocastCUDA : c10::DispatchKey::AutocastCPU;
-  c10::DispatchKeySet keys = lender_keys.remove_backend(bit) | c10::DispatchKeySet(c10::BackendComponent::PrivateUse1Bit);
-  if (keys.has(autocast)) keys = keys.remove(autocast).add(c10::DispatchKey::AutocastPrivateUse1);
+  constexpr c10::DispatchKeySet ours(c10::BackendComponent::PrivateUse1Bit);
+  c10::DispatchKeySet keys = on_gpu() ? lender_keys.remove_backend(c10::BackendComponent::CUDABit) | ours
+                                      : lender_keys.remove_backend(c10::BackendComponent::CPUBit) | ours;
+  constexpr c10::DispatchKeySet autocast({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA});
+  if (keys.has_any(autocast)) keys = (keys - autocast).add(c10::DispatchKey::AutocastPrivateUse1);
   return keys;
 }
 

@@ -12,7 +12,7 @@ import sys
 import warnings
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     """Whether this torch build has a GPU to use; looks at device files only, starts no driver."""
     import torch
 
@@ -27,9 +27,11 @@ def autoload() -> None:
     if wish not in ("", "0", "1"):
         warnings.warn(f"MYBACKEND_AUTOLOAD: expected 0 or 1, not {wish!r}; ignored", stacklevel=2)
         wish = ""
-    if wish == "0" or "mybackend" in sys.modules or (wish != "1" and _has_gpu()):
+    if wish == "0" or "mybackend" in sys.modules or (wish != "1" and has_gpu()):
         return
     try:
-        import mybackend  # noqa: F401
+        import mybackend
+
+        mybackend.register()
     except Exception as error:  # an exception here would break `import torch` for everyone
         warnings.warn(f"mybackend was not loaded: {error}", stacklevel=2)

@@ -1,11 +1,16 @@
 """mybackend: a PyTorch device whose memory is ours and whose compute is borrowed.
 
-Importing the package names the device (`mybackend`), registers `torch.mybackend`, and makes
-`tensor.to("mybackend")` work. `import torch` does it by itself, unless a GPU is present.
+Importing the package registers the device: `tensor.to("mybackend")` and `torch.mybackend` work.
+`import torch` does it by itself. Neither does where torch has a GPU to use, unless it is asked for:
+once a device like ours is named, PyTorch (2.13, 2.14) cannot run the backward of torch.cuda's tensors.
+There `mybackend.register()`, a `driver` in the configuration, or MYBACKEND_DEVICE=1 (0: never at
+import) registers it; `mybackend.cuda.install()` is for torch.cuda's own tensors and needs no device.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -21,13 +26,31 @@ if torch.__version__ != _build.TORCH_VERSION:
         "installed; build it again against this torch: `pip install --force-reinstall --no-deps .`"
     )
 
+import mybackend_autoload
 from mybackend import _C, config, cpu, cuda, memory, replay, storage
 from mybackend._register import register
 from mybackend.cpu import allocate_aligned_bytes
 
 __version__: str = _C.__version__
 
-register()
+
+def _registers_at_import() -> bool:
+    wish = os.environ.get("MYBACKEND_DEVICE", "")
+    if wish in ("0", "1"):
+        return wish == "1"
+    if wish:
+        warnings.warn(f"MYBACKEND_DEVICE: expected 0 or 1, not {wish!r}; ignored", stacklevel=3)
+    return not mybackend_autoload.has_gpu() or config.names_a_device()
+
+
+try:
+    _C._config_read_environment()
+except ValueError as error:  # raised again, as an error, by the first use of the device
+    warnings.warn(f"mybackend: {error}", stacklevel=2)
+if os.environ.get("MYBACKEND_CPU_ALLOCATOR", "0") not in ("", "0"):
+    cpu.install()
+if _registers_at_import():
+    register()
 
 
 def library_path() -> str:
@@ -49,6 +72,7 @@ __all__ = [
     "include_path",
     "library_path",
     "memory",
+    "register",
     "replay",
     "storage",
 ]

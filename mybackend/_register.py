@@ -10,14 +10,18 @@ import warnings
 
 import torch
 
-from mybackend import _C, cpu, cuda, storage, torch_module
+from mybackend import _C, cuda, storage, torch_module
 
 DEVICE_NAME = "mybackend"
 _registered = False
 
 
 def register() -> None:
-    """Names PrivateUse1 `mybackend` and registers `torch.mybackend`. Idempotent."""
+    """Registers the device: names PrivateUse1 `mybackend` and adds `torch.mybackend`. Idempotent.
+
+    The import of the package does it, unless torch has a GPU to use. Raises RuntimeError when another
+    backend has taken PrivateUse1.
+    """
     global _registered
     if _registered:
         return
@@ -36,12 +40,6 @@ def register() -> None:
     _C._set_cuda_hooks(cuda._is_free, cuda._lend)
     atexit.register(_C._drain_autograd_threads)
     _registered = True
-    try:
-        _C._config_read_environment()
-    except ValueError as error:  # raised again, as an error, by the first use of the device
-        warnings.warn(f"mybackend: {error}", stacklevel=3)
-    if os.environ.get("MYBACKEND_CPU_ALLOCATOR", "0") not in ("", "0"):
-        cpu.install()
     if "MYBACKEND_DEVICE_COUNT" in os.environ and not os.environ["MYBACKEND_DEVICE_COUNT"].isdigit():
         warnings.warn("MYBACKEND_DEVICE_COUNT: expected a whole number from 1 to 64", stacklevel=3)
 

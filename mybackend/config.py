@@ -47,6 +47,11 @@ def origin(key: str) -> str:
     return _C._config_origin(_known(key))
 
 
+def names_a_device() -> bool:
+    """Whether `driver` says which devices `mybackend` has: sim or cuda."""
+    return get("driver") in ("sim", "cuda")
+
+
 def _as_text(text: str | None, values: dict[str, Any]) -> str:
     parts = [text] if text else []
     for key, value in values.items():
@@ -76,6 +81,10 @@ def set(text: str | None = None, /, **values: Any) -> None:
             )
     for warning in _C._config_set(full, "config.set"):
         warnings.warn(f"mybackend: {warning}", stacklevel=2)
+    if names_a_device():
+        from mybackend._register import register
+
+        register()  # where the import did not (a GPU is there)
 
 
 def reset() -> None:

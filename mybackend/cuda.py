@@ -81,6 +81,20 @@ def _index(device: Any) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
+def _check_autograd(function: str) -> None:
+    """Raises where torch.cuda's tensors could not be trained: PyTorch's engine looks for the streams of
+    one kind of accelerator only, and a named PrivateUse1 device goes before CUDA."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    if accelerator is not None and accelerator.type != "cuda":
+        raise RuntimeError(
+            f"mybackend.cuda.{function}: the device `{accelerator.type}` is registered in this process, and torch "
+            f"{torch.__version__} cannot run the backward of CUDA tensors beside it; set MYBACKEND_DEVICE=0, so that "
+            "importing mybackend does not register it (or use tensors of `mybackend` over the GPU: driver:cuda)"
+        )
+
+
 def pluggable_allocator(conf: str = "") -> Any:
     """A `torch.cuda.memory.CUDAPluggableAllocator` over this allocator, with all of its optional
     functions wired: give it to `torch.cuda.memory.change_current_allocator`, or to
@@ -95,6 +109,7 @@ def pluggable_allocator(conf: str = "") -> Any:
     if conf and library.mybackend_cuda_configure(conf.encode()):
         raise ValueError(library.mybackend_cuda_last_error().decode())
     _check(library.mybackend_cuda_start())
+    _check_autograd("pluggable_allocator")
     plugged = torch.cuda.memory.CUDAPluggableAllocator(library_path(), "mybackend_malloc", "mybackend_free")
 
     def address(name: str) -> int:
@@ -166,9 +181,14 @@ def install(conf: str = "") -> None:
     `MemPool`, CUDA graphs, `record_stream` and IPC keep working, over this allocator.
 
     `conf`: settings, as in MYBACKEND_ALLOC_CONF. Raises RuntimeError, before anything is changed,
-    when torch or mybackend is not built for CUDA, when there is no GPU driver, and after the
-    process's first CUDA allocation.
+    when torch or mybackend is not built for CUDA, when there is no GPU driver, after the process's
+    first CUDA allocation, and where the device `mybackend` is registered (PyTorch could not run the
+    backward of CUDA tensors).
     """
+    _install(conf, for_device=False)
+
+
+def _install(conf: str, for_device: bool) -> None:
     import torch
 
     library = _library()
@@ -184,6 +204,8 @@ def install(conf: str = "") -> None:
     if conf and library.mybackend_cuda_configure(conf.encode()):
         raise ValueError(library.mybackend_cuda_last_error().decode())
     _check(library.mybackend_cuda_start())
+    if not for_device and not _cuda.installed():
+        _check_autograd("install")
     _cuda.install()
 
 
@@ -221,7 +243,7 @@ def _lend() -> int:
     import torch
 
     try:
-        install()
+        _install("", for_device=True)
     except (RuntimeError, ValueError) as error:
         raise type(error)(f"driver:cuda: {error}") from error
     torch.cuda.init()

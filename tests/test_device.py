@@ -274,7 +274,7 @@ def test_autoload_is_quiet_where_a_gpu_is(run_python) -> None:
         import mybackend_autoload as a, sys
         import torch
         assert "mybackend" not in sys.modules
-        a._has_gpu = lambda: True
+        a.has_gpu = lambda: True
         a.autoload(); assert "mybackend" not in sys.modules
         import os; os.environ["MYBACKEND_AUTOLOAD"] = "1"
         a.autoload(); assert "mybackend" in sys.modules

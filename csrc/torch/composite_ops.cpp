@@ -79,6 +79,12 @@ void for_each_tensor(c10::IValue& value, Visit visit) {
 }
 
 void run_with_lent_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  if (DeviceMemory& devices = memory(); !devices.driver().is_host_memory()) {
+    // The fused CUDA path is right there. (A graph of CUDA's own could not be: autograd's engine looks
+    // for the streams of one accelerator only.) The composite, which is every backend's autograd kernel.
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack);
+    return;
+  }
   const std::string name = op.schema().name();
   const std::size_t argument_count = op.schema().arguments().size();
   const std::size_t first = stack->size() - argument_count;

@@ -3,6 +3,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
+#include <mutex>
 
 #include "torch/device_allocator.h"
 
@@ -26,7 +27,10 @@ void set_prepare_gpu(PrepareGpu prepare) {
 
 void start_lending_gpu() {
   TORCH_CHECK_NOT_IMPLEMENTED(prepare_gpu() != nullptr, "driver:cuda: mybackend's Python package is not loaded");
-  g_gpu_allocator = prepare_gpu()();
+  c10::Allocator* const allocator = prepare_gpu()();  // under no lock: it waits for Python's
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  g_gpu_allocator = allocator;
   g_gpu_deleter = g_gpu_allocator->raw_deleter();
   g_gpu = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
   g_on_gpu.store(true);

@@ -25,9 +25,6 @@ inline bool on_gpu() noexcept {
   return C10_UNLIKELY(g_on_gpu.load(std::memory_order_relaxed));
 }
 
-inline c10::DeviceType lender_type() noexcept {
-  return on_gpu() ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-}
 inline c10::DispatchKey lender_key() noexcept {
   return on_gpu() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
 }

@@ -89,6 +89,42 @@ def _kernel(op: Any) -> Any:
     return kernel
 
 
+def _lstm_cell(igates: Any, hgates: Any, cx: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """CUDA has a fused cell where the CPU composes one."""
+    gates = igates + hgates + (0 if b_ih is None else b_ih) + (0 if b_hh is None else b_hh)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+def _lstm_cell_backward(grad_hy: Any, grad_cy: Any, cx: Any, cy: Any, workspace: Any, has_bias: bool) -> Any:
+    i, f, g, o = workspace.chunk(4, 1)
+    grad_hy = torch.zeros_like(cy) if grad_hy is None else grad_hy
+    grad_c = grad_hy * o * (1 - cy.tanh() ** 2) + (0 if grad_cy is None else grad_cy)
+    gates = torch.cat(
+        [
+            grad_c * g * i * (1 - i),
+            grad_c * cx * f * (1 - f),
+            grad_c * i * (1 - g * g),
+            grad_hy * cy.tanh() * o * (1 - o),
+        ],
+        1,
+    )
+    return gates, grad_c * f, gates.sum(0) if has_bias else None
+
+
+class _Function:
+    """What _kernel needs of an operator."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name = lambda: name
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
 def install() -> None:
     """For all operators of aten that have a CUDA kernel and a CPU one."""
     global _library
@@ -105,5 +141,10 @@ def install() -> None:
         except AttributeError:
             continue
         _library.impl(rest, _kernel(op), "CUDA", allow_override=True)
+    for name, function in (
+        ("_thnn_fused_lstm_cell", _lstm_cell),
+        ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
+    ):
+        _library.impl(name, _kernel(_Function(f"aten::{name}", function)), "CUDA", allow_override=True)
     # Composite, and the way of every copy.
     _library.impl("copy_", _kernel(torch.ops.aten.copy_.default), "CUDA", allow_override=True)

@@ -291,6 +291,35 @@ def test_complete_checkpoints(conf: str) -> None:
     )
 
 
+@pytest.mark.parametrize("swap", [PLAIN, COMPLETE], ids=["plain", "complete"])
+def test_training_and_compiling_under_the_swap_in(swap: str) -> None:
+    run(
+        f"""
+        sys.path.insert(0, {str(Path(__file__).resolve().parent)!r})
+        import kernels; kernels.install()
+        torch.manual_seed(0)
+        host = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        x = torch.randn(4, 5)
+        import copy
+        results = []
+        for model, data in ((host, x), (copy.deepcopy(host).cuda(), x.cuda())):
+            optimizer = torch.optim.AdamW(model.parameters())
+            for compiled in (model, torch.compile(model, backend="aot_eager")):
+                loss = compiled(data).square().sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            results.append([p.detach().cpu() for p in model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+        del optimizer, model, compiled, loss, data
+        torch._dynamo.reset()
+        gc.collect()
+        assert mybackend.cuda.memory_stats()["allocated_bytes.all.current"] == 0
+        """,
+        swap,
+    )
+
+
 SHARING = """
 import ctypes, os, torch
 import torch.multiprocessing as mp

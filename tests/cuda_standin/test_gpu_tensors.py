@@ -171,6 +171,29 @@ def test_training_equals_the_cpus_bit_for_bit(model: str, conf: str) -> None:
     )
 
 
+def test_recurrent_layers_take_cudas_fused_cell() -> None:
+    run(
+        """
+        torch.backends.cudnn.enabled = torch.backends.mkldnn.enabled = False
+        torch.manual_seed(2)
+        host = torch.nn.LSTM(5, 7, num_layers=2, batch_first=True, bidirectional=True)
+        import copy
+        device = copy.deepcopy(host).to("mybackend")
+        x = torch.randn(3, 6, 5)
+        results = []
+        for m, data in ((host, x), (device, x.to("mybackend"))):
+            out, (h, c) = m(data)
+            (out.square().sum() + h.sum() + c.sum()).backward()
+            results.append([t.cpu() for t in (out.detach(), h.detach(), c.detach(), *[p.grad for p in m.parameters()])])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b)
+        assert kernels.calls["aten::_thnn_fused_lstm_cell"] == 24 and kernels.calls["aten::_thnn_fused_lstm_cell_backward_impl"] == 24
+        assert mybackend._C._copied_output_count() == 0
+        """,
+        KERNELS,
+    )
+
+
 def test_kernels_run_on_our_device_and_stream_and_leave_torch_cudas() -> None:
     run(
         """
@@ -309,6 +332,50 @@ def test_autocast_and_scaler() -> None:
     )
 
 
+def test_the_device_is_registered_only_when_asked_for() -> None:
+    """Beside a registered device, PyTorch cannot run the backward of CUDA tensors."""
+    run(
+        """
+        import mybackend
+        mybackend.cuda.install()
+        assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+        mybackend.config.set("max_split_size_mb:64")
+        assert torch.accelerator.current_accelerator().type == "cuda" and not hasattr(torch, "mybackend")
+        mybackend.config.set("driver:cuda")             # names the device
+        assert torch.empty(3, device="mybackend").device.type == "mybackend"
+        """,
+        NATIVE,
+    )
+    for function in ("install()", "pluggable_allocator()"):
+        run(
+            f"""
+            import mybackend
+            assert torch.mybackend.device_count() == 2
+            try:
+                mybackend.cuda.{function}
+                raise SystemExit("no error")
+            except RuntimeError as error:
+                assert "cannot run the backward of CUDA tensors" in str(error) and "MYBACKEND_DEVICE=0" in str(error), error
+            """,
+            NATIVE,
+            MYBACKEND_DEVICE="1",
+        )
+    for conf, registers in (("", False), ("max_split_size_mb:64", False), ("driver:cuda", True), ("driver:sim", True)):
+        run(
+            f"""
+            import mybackend_autoload
+            mybackend_autoload.has_gpu = lambda: True
+            import mybackend
+            assert hasattr(torch, "mybackend") == {registers}
+            mybackend.register()
+            assert torch.mybackend.device_count() in (1, 2)
+            """,
+            NATIVE,
+            MYBACKEND_DEVICE="",
+            MYBACKEND_ALLOC_CONF=conf,
+        )
+
+
 # --- What cannot be ------------------------------------------------------------------------------
 
 
@@ -370,7 +437,7 @@ def test_after_install_by_hand_and_use_of_torch_cuda() -> None:
     )
 
 
-AUTO = "import mybackend\n"
+AUTO = "import mybackend; mybackend.register()\n"
 
 
 def test_auto_takes_the_gpu_that_nobody_uses() -> None:

@@ -18,6 +18,8 @@ def has_gpu() -> bool:
 
     if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
         return False
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False  # hidden from this process
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 

@@ -6,6 +6,7 @@
 #   MYBACKEND_VENV    the environment's folder (default .venv)
 
 set -euo pipefail
+export CUDA_VISIBLE_DEVICES=""  # these scripts are about host memory, also where a GPU is
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$ROOT"
 VENV="${MYBACKEND_VENV:-$ROOT/.venv}"

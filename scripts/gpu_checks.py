@@ -107,6 +107,14 @@ CHECKS: dict[str, tuple[tuple[str, ...], bool, str]] = {
         graphed = torch.cuda.make_graphed_callables(torch.nn.Linear(256, 256).cuda(), (torch.randn(32, 256, device="cuda"),))
         graphed(data).sum().backward()
     """),
+    "torch.compile": (("native", "complete"), True, """
+        torch.manual_seed(0)
+        step = torch.compile(lambda x: (x.sin() * 2 + x).relu().square().sum())
+        data = torch.randn(1000, device="cuda", requires_grad=True)
+        step(data).backward()
+        expected = torch.autograd.grad((data.sin() * 2 + data).relu().square().sum(), data)[0]
+        torch.testing.assert_close(data.grad, expected)
+    """),
     "pools": (("complete",), False, """
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
@@ -145,7 +153,7 @@ def run(name: str, swap: str, code: str, plain: Path) -> dict[str, object]:
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(plain), environment.get("PYTHONPATH", "")])
     environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = environment["MYBACKEND_DEVICE"] = "0"
     if name == "expandable segments":
         environment["MYBACKEND_ALLOC_CONF"] = "expandable_segments:True"
     text = "import json, statistics, torch\nresult = {}\n" + textwrap.dedent(SWAPS[swap])

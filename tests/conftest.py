@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the device's memory is the host's here, also where a GPU is
+
 import torch
 
 import mybackend

@@ -282,6 +282,32 @@ def test_autoload_is_quiet_where_a_gpu_is(run_python) -> None:
     run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
+def test_where_a_gpu_is_the_device_is_registered_when_asked_for(run_python) -> None:
+    code = """
+        import mybackend_autoload, os, torch
+        torch.version.cuda = torch.version.cuda or "13.0"
+        exists = os.path.exists
+        os.path.exists = lambda path: path == "/dev/nvidiactl" or exists(path)
+        import mybackend
+        print(hasattr(torch, "mybackend"), end=" ")
+        {ask}
+        print(torch.ones(1, device="mybackend").device)
+        """
+    for ask, registered, environment in (
+        ("mybackend.register()", False, {}),
+        ("mybackend.config.set('driver:sim')", False, {"MYBACKEND_ALLOC_CONF": "max_split_size_mb:64"}),
+        ("", True, {"MYBACKEND_ALLOC_CONF": "driver:sim"}),
+        ("", True, {"MYBACKEND_DEVICE": "1"}),
+        ("mybackend.register()", False, {"MYBACKEND_DEVICE": "0"}),
+        ("", True, {"CUDA_VISIBLE_DEVICES": ""}),
+    ):
+        environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "CUDA_VISIBLE_DEVICES": "0"} | environment
+        done = run_python(code.format(ask=ask), **environment)
+        assert done.stdout.split() == [str(registered), "mybackend:0"], (ask, environment)
+    assert run_python("import mybackend, torch; print(hasattr(torch, 'mybackend'))", TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+                      MYBACKEND_DEVICE="0").stdout.strip() == "False"  # fmt: skip
+
+
 def test_a_torch_it_was_not_built_for(run_python) -> None:
     done = run_python(
         "import torch\ntorch.__version__ = '2.99.0'\nimport mybackend", expect=1, TORCH_DEVICE_BACKEND_AUTOLOAD="0"

@@ -28,7 +28,7 @@ st.standin_advance.argtypes = [ctypes.c_void_p]
 
 def run(code: str, swap: str = COMPLETE, standin: bool = True, expect: int = 0, **environment: str) -> str:
     """Runs Python in a process of its own, with the swap-in done before `code`; its output."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MYBACKEND_", "PYTORCH_", "LD_"))}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MYBACKEND_", "PYTORCH_", "LD_", "CUDA_"))}
     env |= {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "MYBACKEND_DEVICE": "0"} | environment  # as where a GPU is
     if standin:
         env |= {"LD_LIBRARY_PATH": FOLDER, "LD_PRELOAD": f"{FOLDER}/preload_cudart.so"}

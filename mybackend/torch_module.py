@@ -125,7 +125,8 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """The number of devices: MYBACKEND_DEVICE_COUNT, or `device_count` of the configuration."""
+    """The number of devices: MYBACKEND_DEVICE_COUNT, or `device_count` of the configuration; with
+    driver:cuda, of GPUs (0 without a GPU driver)."""
     return _C._device_count()
 
 

@@ -19,46 +19,46 @@ namespace {
 
 // --- Recurrent networks ---------------------------------------------------------------------
 // lstm, gru and rnn are composites that choose a fused CUDA path for PrivateUse1 and oneDNN's for
-// the CPU. The whole composite runs on the lender's tensors over our bytes, with an autograd graph
-// of its own; one node in the outer graph stands for it.
+// the CPU. Where the CPU lends, the whole composite runs on CPU tensors over our bytes, with a CPU
+// autograd graph of its own; one node in the outer graph stands for it.
 
-struct LentGraphBackward final : torch::autograd::Node {
+struct CpuGraphBackward final : torch::autograd::Node {
   std::string operator_name;
   c10::DeviceIndex device = -1;
-  std::vector<at::Tensor> lent_inputs;   // leaves of the lender's graph
-  std::vector<at::Tensor> lent_outputs;  // its roots; undefined when not differentiable
+  std::vector<at::Tensor> cpu_inputs;   // leaves of the CPU graph
+  std::vector<at::Tensor> cpu_outputs;  // its roots; undefined when not differentiable
 
-  std::string name() const override { return "MyBackendLentGraph<" + operator_name + ">"; }
+  std::string name() const override { return "MyBackendCpuGraph<" + operator_name + ">"; }
 
   void release_variables() override {
-    lent_inputs.clear();
-    lent_outputs.clear();
+    cpu_inputs.clear();
+    cpu_outputs.clear();
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    TORCH_CHECK(!lent_inputs.empty(), torch::autograd::ERR_BACKWARD_TWICE);
+    TORCH_CHECK(!cpu_inputs.empty(), torch::autograd::ERR_BACKWARD_TWICE);
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), operator_name, ": double backward is not supported on mybackend");
     const bool keep_graph = torch::autograd::get_current_graph_task_keep_graph();
     torch::autograd::variable_list roots, root_gradients;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined() || !lent_outputs[i].defined()) continue;
-      roots.push_back(lent_outputs[i]);
+      if (!gradients[i].defined() || !cpu_outputs[i].defined()) continue;
+      roots.push_back(cpu_outputs[i]);
       root_gradients.push_back(share_as_lender(gradients[i]));
     }
-    torch::autograd::variable_list results(lent_inputs.size());
+    torch::autograd::variable_list results(cpu_inputs.size());
     if (roots.empty()) return results;
     wait_for_current_stream(device);
-    LendingScope scope(device);
+    BorrowScope scope(device);
     at::AutoGradMode grad_mode(true);
     torch::autograd::variable_list wanted;
-    for (const at::Tensor& input : lent_inputs) {
+    for (const at::Tensor& input : cpu_inputs) {
       if (input.requires_grad()) wanted.push_back(input);
     }
     torch::autograd::variable_list found =
         torch::autograd::grad(roots, wanted, root_gradients, keep_graph, /*create_graph=*/false, /*allow_unused=*/true);
     std::size_t next = 0;
-    for (std::size_t i = 0; i < lent_inputs.size(); ++i) {
-      if (!lent_inputs[i].requires_grad()) continue;
+    for (std::size_t i = 0; i < cpu_inputs.size(); ++i) {
+      if (!cpu_inputs[i].requires_grad()) continue;
       at::Tensor& gradient = found[next++];
       if (gradient.defined()) results[i] = share_as_device(gradient.detach(), device);
     }
@@ -78,8 +78,9 @@ void for_each_tensor(c10::IValue& value, Visit visit) {
   }
 }
 
-void run_with_lent_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  if (DeviceMemory& devices = memory(); !devices.driver().is_host_memory()) {
+void run_with_cpu_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  memory();  // starts the devices, and with them the lender
+  if (on_gpu()) {
     // The fused CUDA path is right there. (A graph of CUDA's own could not be: autograd's engine looks
     // for the streams of one accelerator only.) The composite, which is every backend's autograd kernel.
     op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack);
@@ -100,9 +101,9 @@ void run_with_lent_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
   devices.check_devices();
   const c10::DeviceIndex device = devices.device();
   const bool differentiable = at::GradMode::is_enabled() && torch::autograd::compute_requires_grad(inputs);
-  c10::intrusive_ptr<LentGraphBackward> node;
+  c10::intrusive_ptr<CpuGraphBackward> node;
   if (differentiable) {
-    node = c10::make_intrusive<LentGraphBackward>();
+    node = c10::make_intrusive<CpuGraphBackward>();
     node->operator_name = name;
     node->device = device;
     node->set_next_edges(torch::autograd::collect_next_edges(inputs));
@@ -110,32 +111,32 @@ void run_with_lent_graph(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
   for (std::size_t i = first; i < stack->size(); ++i) {
     for_each_tensor((*stack)[i], [&](const at::Tensor& tensor) {
       if (tensor.device().type() != kDeviceType) return tensor;
-      at::Tensor lent = share_as_lender(tensor);
+      at::Tensor cpu = share_as_lender(tensor);
       // Also where no graph is made: some paths of the CPU look at it.
-      if (tensor.requires_grad()) lent.set_requires_grad(true);
-      if (differentiable) node->lent_inputs.push_back(lent);
-      return lent;
+      if (tensor.requires_grad()) cpu.set_requires_grad(true);
+      if (differentiable) node->cpu_inputs.push_back(cpu);
+      return cpu;
     });
   }
   wait_for_current_stream(device);
   {
-    LendingScope scope(device);
+    BorrowScope scope(device);
     at::AutoGradMode grad_mode(differentiable);
     c10::impl::ExcludeDispatchKeyGuard no_autocast(
-        c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1}));
+        c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastPrivateUse1}));
     ScopedDefaultGenerator generator(device);  // dropout between the layers
     op.callBoxed(stack);
   }
   const std::size_t result_count = op.schema().returns().size();
   for (std::size_t i = stack->size() - result_count; i < stack->size(); ++i) {
-    for_each_tensor((*stack)[i], [&](const at::Tensor& lent) {
-      at::Tensor result = share_as_device(lent, device);
+    for_each_tensor((*stack)[i], [&](const at::Tensor& cpu) {
+      at::Tensor result = share_as_device(cpu, device);
       if (node != nullptr) {
-        if (lent.requires_grad())
+        if (cpu.requires_grad())
           torch::autograd::set_history(result, node);
         else
           node->add_input_metadata(torch::autograd::Node::undefined_input());
-        node->lent_outputs.push_back(lent.requires_grad() ? lent : at::Tensor());
+        node->cpu_outputs.push_back(cpu.requires_grad() ? cpu : at::Tensor());
       }
       return result;
     });
@@ -205,13 +206,13 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& i
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
-  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_lent_graph>());
+  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_cpu_graph>());
   m.impl("dropout", TORCH_FN(dropout));
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
-  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_lent_graph>());
+  for (const char* name : kRecurrent) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_with_cpu_graph>());
   m.impl("dropout", TORCH_FN(dropout));
   m.impl("convolution_overrideable", TORCH_FN((&Typed<at::_ops::convolution>::call)));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
@@ -224,6 +225,8 @@ void drain_autograd_threads() noexcept {
   memory->stop_capturing();
   c10::AutogradState::get_tls_state().set_multithreading_enabled(true);  // (see run_backward_here)
   for (int device = 0; device < memory->device_count(); ++device) {
+    // A GPU that was never used would get a context for this.
+    if (on_gpu() && memory->caching(device).stats().num_device_alloc == 0) continue;
     try {
       const at::Tensor leaf =
           at::zeros({1}, at::TensorOptions().device(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)))).requires_grad_();

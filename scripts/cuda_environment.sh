@@ -28,6 +28,10 @@ build_plain() {
   local -a objects=()
   say "building libmybackend_core.so alone"
   mkdir -p "$folder/objects"
+  # A header may be in any of them.
+  find csrc -name '*.h' -o -name '*.inc' | while read -r source; do
+    [ -z "$(find "$folder/objects" -name '*.o' ! -newer "$source" -print -quit)" ] || { rm -f "$folder"/objects/*.o; break; }
+  done
   for source in $(find csrc/base csrc/driver csrc/core csrc/replay csrc/capi -name '*.cpp'); do
     object="$folder/objects/${source//\//_}.o"
     objects+=("$object")

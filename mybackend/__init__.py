@@ -2,7 +2,7 @@
 
 Importing the package registers the device: `tensor.to("mybackend")` and `torch.mybackend` work.
 `import torch` does it by itself. Neither does where torch has a GPU to use, unless it is asked for:
-once a device like ours is named, PyTorch (2.13, 2.14) cannot run the backward of torch.cuda's tensors.
+once a device like ours is named, PyTorch (seen with 2.14) cannot run the backward of torch.cuda's tensors.
 There `mybackend.register()`, a `driver` in the configuration, or MYBACKEND_DEVICE=1 (0: never at
 import) registers it; `mybackend.cuda.install()` is for torch.cuda's own tensors and needs no device.
 """

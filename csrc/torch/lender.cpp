@@ -51,7 +51,12 @@ void LendingScope::enter_gpu(c10::DeviceIndex device) {
   previous_device_ = g_gpu->exchangeDevice(gpu).index();
   // Streams of ours are the driver's; torch.cuda names such a stream by its address, too.
   const auto stream = static_cast<c10::StreamId>(current_stream(device));
-  previous_stream_ = g_gpu->exchangeStream(c10::Stream(c10::Stream::UNSAFE, gpu, stream)).id();
+  try {
+    previous_stream_ = g_gpu->exchangeStream(c10::Stream(c10::Stream::UNSAFE, gpu, stream)).id();
+  } catch (...) {
+    g_gpu->uncheckedSetDevice(c10::Device(c10::DeviceType::CUDA, previous_device_));
+    throw;
+  }
   device_ = device;
 }
 

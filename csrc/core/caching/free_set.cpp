@@ -1,223 +1,232 @@
 #include "core/caching/free_set.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/caching/block.h"
 
 namespace mybackend::caching {
 
-FreeSet::Entry FreeSet::key_of(const Block* block) noexcept {
-  return {block->bytes, block->address, const_cast<Block*>(block)};
-}
-
-const FreeSet::StreamList* FreeSet::find_stream(StreamHandle stream) const noexcept {
-  for (const StreamList& list : streams_) {
-    if (list.stream == stream) return &list;
-  }
-  return nullptr;
-}
-
-FreeSet::StreamList* FreeSet::find_stream(StreamHandle stream) noexcept {
-  return const_cast<StreamList*>(static_cast<const FreeSet*>(this)->find_stream(stream));
-}
-
-FreeSet::Place FreeSet::find_place(const StreamList& list, const Entry& key) noexcept {
-  std::size_t low = 0, high = list.chunks.size();
-  while (low < high) {
-    const std::size_t middle = (low + high) / 2;
-    if (list.chunks[middle].last < key)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  if (low == list.chunks.size()) return {low, 0};
-  const Chunk& chunk = *list.chunks[low].chunk;
-  // Branch-free lower bound: the outcomes are unpredictable, and mispredicted branches would
-  // cost more than the comparisons.
-  const Entry* base = chunk.entries;
-  std::size_t length = chunk.count;
-  while (length > 1) {
-    const std::size_t half = length / 2;
-    base = base[half - 1] < key ? base + half : base;
-    length -= half;
-  }
-  if (*base < key) ++base;
-  return {low, static_cast<std::size_t>(base - chunk.entries)};
-}
-
 FreeSet::Key FreeSet::key(const Block* block) noexcept {
   return {block->bytes, block->address};
 }
 
-// The place of a member: the hint if it is right, else a search.
-FreeSet::Place FreeSet::place_of(StreamList& list, const Entry& key) const noexcept {
-  if (hint_.chunk < list.chunks.size()) {
-    const Chunk& chunk = *list.chunks[hint_.chunk].chunk;
-    if (hint_.index < chunk.count) {
-      const Entry& entry = chunk.entries[hint_.index];
-      if (entry.address == key.address && entry.bytes == key.bytes) return hint_;
-    }
+FreeSet::StreamSet* FreeSet::find_stream(StreamHandle stream) const noexcept {
+  for (const auto& set : streams_) {
+    if (set->stream == stream) return set.get();
   }
-  return find_place(list, key);
+  return nullptr;
 }
 
-void FreeSet::insert(Block* block) {
-  StreamList* list = find_stream(block->stream());
-  if (list == nullptr) {
-    auto position = std::lower_bound(streams_.begin(), streams_.end(), block->stream(),
-                                     [](const StreamList& l, StreamHandle s) { return l.stream < s; });
-    list = &*streams_.insert(position, StreamList{block->stream(), {}});
+// --- One stream -------------------------------------------------------------------------------
+
+std::size_t FreeSet::StreamSet::used_from(std::size_t index) const noexcept {
+  if (index >= kBinCount) return kBinCount;
+  std::size_t page = index / kPageBins;
+  if (const std::uint64_t here = used_bins[page] >> (index % kPageBins); here != 0) {
+    return index + static_cast<std::size_t>(std::countr_zero(here));
   }
-  insert_at(*list, key_of(block));
+  if (page + 1 == kPageCount) return kBinCount;
+  const std::uint64_t later = used_pages >> (page + 1);
+  if (later == 0) return kBinCount;
+  page += 1 + static_cast<std::size_t>(std::countr_zero(later));
+  return page * kPageBins + static_cast<std::size_t>(std::countr_zero(used_bins[page]));
+}
+
+std::size_t FreeSet::StreamSet::used_before(std::size_t index) const noexcept {
+  std::size_t page = std::min(index, kBinCount) / kPageBins;
+  if (page < kPageCount && index % kPageBins != 0) {
+    const std::uint64_t here = used_bins[page] & ((std::uint64_t{1} << (index % kPageBins)) - 1);
+    if (here != 0) return page * kPageBins + 63 - static_cast<std::size_t>(std::countl_zero(here));
+  }
+  const std::uint64_t earlier = page == kPageCount ? used_pages : used_pages & ((std::uint64_t{1} << page) - 1);
+  if (earlier == 0) return kBinCount;
+  page = 63 - static_cast<std::size_t>(std::countl_zero(earlier));
+  return page * kPageBins + 63 - static_cast<std::size_t>(std::countl_zero(used_bins[page]));
+}
+
+Block* FreeSet::StreamSet::highest_of(std::size_t index) const noexcept {
+  const Bin& b = bin(index);
+  return b.others == nullptr || b.others->empty() ? b.lowest.block : b.others->back().block;
+}
+
+void FreeSet::StreamSet::insert(std::size_t bytes, std::uintptr_t address, Block* block) {
+  if (!has_bin(bytes)) {
+    large.insert({bytes, address, block});
+    return;
+  }
+  const std::size_t index = bin_of(bytes);
+  std::unique_ptr<Page>& page = pages[index / kPageBins];
+  if (page == nullptr) page = std::make_unique<Page>();
+  Bin& b = bin(index);
+  const BinEntry entry{address, block};
+  if (b.lowest.block == nullptr) {
+    b.lowest = entry;
+    used_bins[index / kPageBins] |= std::uint64_t{1} << (index % kPageBins);
+    used_pages |= std::uint64_t{1} << (index / kPageBins);
+    return;
+  }
+  if (b.others == nullptr) b.others = std::make_unique<ChunkedList<BinEntry>>();
+  if (entry < b.lowest) {
+    b.others->insert(b.lowest);
+    b.lowest = entry;
+  } else {
+    b.others->insert(entry);
+  }
+}
+
+bool FreeSet::StreamSet::erase(std::size_t bytes, std::uintptr_t address) noexcept {
+  if (!has_bin(bytes)) {
+    const auto place = large.lower_bound({bytes, address, nullptr});
+    if (large.is_end(place) || large.at(place).bytes != bytes || large.at(place).address != address) return false;
+    large.erase(place);
+    return true;
+  }
+  const std::size_t index = bin_of(bytes);
+  if (!is_used(index)) return false;
+  Bin& b = bin(index);
+  const bool has_others = b.others != nullptr && !b.others->empty();
+  if (b.lowest.address == address) {
+    if (has_others) {
+      b.lowest = b.others->front();
+      b.others->erase({0, 0});
+      return true;
+    }
+    b.lowest = {};
+    used_bins[index / kPageBins] &= ~(std::uint64_t{1} << (index % kPageBins));
+    if (used_bins[index / kPageBins] == 0) used_pages &= ~(std::uint64_t{1} << (index / kPageBins));
+    return true;
+  }
+  if (!has_others) return false;
+  const auto place = b.others->lower_bound({address, nullptr});
+  if (b.others->is_end(place) || b.others->at(place).address != address) return false;
+  b.others->erase(place);
+  return true;
+}
+
+const Block* FreeSet::StreamSet::find(std::size_t bytes, std::uintptr_t address) const noexcept {
+  if (!has_bin(bytes)) {
+    const auto place = large.lower_bound({bytes, address, nullptr});
+    if (large.is_end(place)) return nullptr;
+    const LargeEntry& entry = large.at(place);
+    return entry.bytes == bytes && entry.address == address ? entry.block : nullptr;
+  }
+  if (!is_used(bin_of(bytes))) return nullptr;
+  const Bin& b = bin(bin_of(bytes));
+  if (b.lowest.address == address) return b.lowest.block;
+  if (b.others == nullptr) return nullptr;
+  const auto place = b.others->lower_bound({address, nullptr});
+  return !b.others->is_end(place) && b.others->at(place).address == address ? b.others->at(place).block : nullptr;
+}
+
+// --- All streams ------------------------------------------------------------------------------
+
+void FreeSet::insert(Block* block) {
+  StreamSet* set = find_stream(block->stream());
+  if (set == nullptr) {
+    const auto position =
+        std::lower_bound(streams_.begin(), streams_.end(), block->stream(), [](const auto& s, StreamHandle h) { return s->stream < h; });
+    set = streams_.insert(position, std::make_unique<StreamSet>(block->stream()))->get();
+  }
+  set->insert(block->bytes, block->address, block);
   ++count_;
 }
 
-void FreeSet::insert_at(StreamList& list, const Entry& key) {
-  if (list.chunks.empty()) {
-    list.chunks.push_back({key, std::make_unique<Chunk>()});
-    list.chunks.front().chunk->entries[0] = key;
-    list.chunks.front().chunk->count = 1;
-    return;
-  }
-  Place place = find_place(list, key);
-  if (place.chunk == list.chunks.size()) {  // beyond the largest: append to the last chunk
-    --place.chunk;
-    place.index = list.chunks[place.chunk].chunk->count;
-  }
-  Chunk* chunk = list.chunks[place.chunk].chunk.get();
-  if (chunk->count == kChunkCapacity) {
-    auto upper = std::make_unique<Chunk>();
-    constexpr std::size_t half = kChunkCapacity / 2;
-    std::copy(chunk->entries + half, chunk->entries + kChunkCapacity, upper->entries);
-    upper->count = kChunkCapacity - half;
-    const Entry upper_last = upper->entries[upper->count - 1];
-    list.chunks.insert(list.chunks.begin() + static_cast<std::ptrdiff_t>(place.chunk) + 1, ChunkRef{upper_last, std::move(upper)});
-    chunk->count = half;
-    list.chunks[place.chunk].last = chunk->entries[half - 1];
-    if (place.index > half) {
-      ++place.chunk;
-      place.index -= half;
-      chunk = list.chunks[place.chunk].chunk.get();
-    }
-  }
-  std::copy_backward(chunk->entries + place.index, chunk->entries + chunk->count, chunk->entries + chunk->count + 1);
-  chunk->entries[place.index] = key;
-  ++chunk->count;
-  list.chunks[place.chunk].last = chunk->entries[chunk->count - 1];
-}
-
-void FreeSet::erase_at(StreamList& list, const Place& place) noexcept {
-  ChunkRef& ref = list.chunks[place.chunk];
-  Chunk& chunk = *ref.chunk;
-  std::copy(chunk.entries + place.index + 1, chunk.entries + chunk.count, chunk.entries + place.index);
-  --chunk.count;
-  if (chunk.count == 0) {
-    list.chunks.erase(list.chunks.begin() + static_cast<std::ptrdiff_t>(place.chunk));
-  } else {
-    ref.last = chunk.entries[chunk.count - 1];
-  }
-}
-
 bool FreeSet::erase(const Block* block) noexcept {
-  StreamList* list = find_stream(block->stream());
-  if (list == nullptr) return false;
-  const Place place = place_of(*list, key_of(block));
-  if (place.chunk == list->chunks.size() || list->chunks[place.chunk].chunk->entries[place.index].block != block) return false;
-  erase_at(*list, place);
+  StreamSet* set = find_stream(block->stream());
+  if (set == nullptr || !set->erase(block->bytes, block->address)) return false;
   --count_;
   return true;
 }
 
 void FreeSet::replace(Key member, Block* block) {
-  StreamList& list = *find_stream(block->stream());
-  const Place place = place_of(list, Entry{member.bytes, member.address, nullptr});
-  ChunkRef& ref = list.chunks[place.chunk];
-  Chunk& chunk = *ref.chunk;
-  Entry* const entry = &chunk.entries[place.index];
-  const Entry key = key_of(block);
-  const bool after_previous = place.index > 0 ? entry[-1] < key : place.chunk == 0 || list.chunks[place.chunk - 1].last < key;
-  const bool before_next = place.index + 1 < chunk.count
-                               ? key < entry[1]
-                               : place.chunk + 1 == list.chunks.size() || key < list.chunks[place.chunk + 1].chunk->entries[0];
-  if (after_previous && before_next) {
-    *entry = key;
-    if (place.index + 1 == chunk.count) ref.last = key;
+  StreamSet& set = *find_stream(block->stream());
+  if (!has_bin(member.bytes) && !has_bin(block->bytes)) {
+    set.large.replace(set.large.lower_bound({member.bytes, member.address, nullptr}), {block->bytes, block->address, block});
     return;
   }
-  // Inside the chunk: shift what lies between the two places.
-  if (!after_previous && (place.chunk == 0 || list.chunks[place.chunk - 1].last < key)) {
-    Entry* target = entry;
-    while (target > chunk.entries && key < target[-1]) {
-      *target = target[-1];
-      --target;
-    }
-    *target = key;
-    ref.last = chunk.entries[chunk.count - 1];
-    return;
-  }
-  if (!before_next && (place.chunk + 1 == list.chunks.size() || key < list.chunks[place.chunk + 1].chunk->entries[0])) {
-    Entry* target = entry;
-    const Entry* const last = chunk.entries + chunk.count - 1;
-    while (target < last && target[1] < key) {
-      *target = target[1];
-      ++target;
-    }
-    *target = key;
-    ref.last = *last;
-    return;
-  }
-  erase_at(list, place);
-  insert_at(list, key);
+  set.erase(member.bytes, member.address);
+  set.insert(block->bytes, block->address, block);
 }
 
 bool FreeSet::contains(const Block* block) const noexcept {
-  const StreamList* list = find_stream(block->stream());
-  if (list == nullptr) return false;
-  const Place place = find_place(*list, key_of(block));
-  return place.chunk < list->chunks.size() && list->chunks[place.chunk].chunk->entries[place.index].block == block;
+  const StreamSet* set = find_stream(block->stream());
+  return set != nullptr && set->find(block->bytes, block->address) == block;
 }
 
 Block* FreeSet::lower_bound(StreamHandle stream, std::size_t bytes) const noexcept {
-  const StreamList* list = find_stream(stream);
-  if (list == nullptr || list->chunks.empty()) return nullptr;
-  const Place place = find_place(*list, Entry{bytes, 0, nullptr});
-  if (place.chunk == list->chunks.size()) return nullptr;
-  hint_ = place;
-  return list->chunks[place.chunk].chunk->entries[place.index].block;
+  const StreamSet* set = find_stream(stream);
+  if (set == nullptr) return nullptr;
+  if (has_bin(bytes)) {
+    const std::size_t index = set->used_from(bytes == 0 ? 0 : bin_of(bytes + kBinStepBytes - 1));
+    if (index != kBinCount) return set->bin(index).lowest.block;
+    return set->large.empty() ? nullptr : set->large.front().block;
+  }
+  const auto place = set->large.lower_bound({bytes, 0, nullptr});
+  return set->large.is_end(place) ? nullptr : set->large.at(place).block;
 }
 
 Block* FreeSet::below(StreamHandle stream, std::size_t bytes) const noexcept {
-  const StreamList* list = find_stream(stream);
-  if (list == nullptr || list->chunks.empty()) return nullptr;
-  const Place place = find_place(*list, Entry{bytes, 0, nullptr});
-  if (place.index > 0) return list->chunks[place.chunk].chunk->entries[place.index - 1].block;
-  return place.chunk > 0 ? list->chunks[place.chunk - 1].last.block : nullptr;
+  const StreamSet* set = find_stream(stream);
+  if (set == nullptr || bytes == 0) return nullptr;
+  if (!has_bin(bytes) && !set->large.empty()) {
+    const auto place = set->large.lower_bound({bytes, 0, nullptr});
+    if (set->large.is_end(place)) return set->large.back().block;
+    const auto smaller = set->large.before(place);
+    if (!set->large.is_end(smaller)) return set->large.at(smaller).block;
+  }
+  const std::size_t index = set->used_before(has_bin(bytes) ? bin_of(bytes + kBinStepBytes - 1) : kBinCount);
+  return index == kBinCount ? nullptr : set->highest_of(index);
 }
 
 Block* FreeSet::after(const Block* block) const noexcept {
-  const StreamList* list = find_stream(block->stream());
-  if (list == nullptr) return nullptr;
-  const Place place = find_place(*list, key_of(block));
-  const Chunk& chunk = *list->chunks[place.chunk].chunk;
-  if (place.index + 1 < chunk.count) return chunk.entries[place.index + 1].block;
-  return place.chunk + 1 < list->chunks.size() ? list->chunks[place.chunk + 1].chunk->entries[0].block : nullptr;
+  const StreamSet* set = find_stream(block->stream());
+  if (set == nullptr) return nullptr;
+  if (!has_bin(block->bytes)) {
+    const auto next = set->large.after(set->large.lower_bound({block->bytes, block->address, nullptr}));
+    return set->large.is_end(next) ? nullptr : set->large.at(next).block;
+  }
+  const std::size_t index = bin_of(block->bytes);
+  const Bin& b = set->bin(index);
+  if (b.others != nullptr && !b.others->empty()) {
+    if (b.lowest.address == block->address) return b.others->front().block;
+    const auto next = b.others->after(b.others->lower_bound({block->address, nullptr}));
+    if (!b.others->is_end(next)) return b.others->at(next).block;
+  }
+  const std::size_t larger = set->used_from(index + 1);
+  if (larger != kBinCount) return set->bin(larger).lowest.block;
+  return set->large.empty() ? nullptr : set->large.front().block;
 }
 
 Block* FreeSet::before(const Block* block) const noexcept {
-  const StreamList* list = find_stream(block->stream());
-  if (list == nullptr) return nullptr;
-  const Place place = find_place(*list, key_of(block));
-  if (place.index > 0) return list->chunks[place.chunk].chunk->entries[place.index - 1].block;
-  return place.chunk > 0 ? list->chunks[place.chunk - 1].last.block : nullptr;
+  const StreamSet* set = find_stream(block->stream());
+  if (set == nullptr) return nullptr;
+  std::size_t index = kBinCount;
+  if (has_bin(block->bytes)) {
+    index = bin_of(block->bytes);
+    const Bin& b = set->bin(index);
+    if (b.lowest.address != block->address) {
+      const auto smaller = b.others->before(b.others->lower_bound({block->address, nullptr}));
+      return b.others->is_end(smaller) ? b.lowest.block : b.others->at(smaller).block;
+    }
+  } else {
+    const auto smaller = set->large.before(set->large.lower_bound({block->bytes, block->address, nullptr}));
+    if (!set->large.is_end(smaller)) return set->large.at(smaller).block;
+  }
+  const std::size_t smaller = set->used_before(index);
+  return smaller == kBinCount ? nullptr : set->highest_of(smaller);
 }
 
 std::vector<Block*> FreeSet::blocks() const {
   std::vector<Block*> result;
   result.reserve(count_);
-  for (const StreamList& list : streams_) {
-    for (const ChunkRef& ref : list.chunks) {
-      for (std::size_t i = 0; i < ref.chunk->count; ++i) result.push_back(ref.chunk->entries[i].block);
+  for (const auto& set : streams_) {
+    for (std::size_t index = set->used_from(0); index != kBinCount; index = set->used_from(index + 1)) {
+      const Bin& b = set->bin(index);
+      result.push_back(b.lowest.block);
+      if (b.others != nullptr) b.others->for_each([&](const BinEntry& entry) { result.push_back(entry.block); });
     }
+    set->large.for_each([&](const LargeEntry& entry) { result.push_back(entry.block); });
   }
   return result;
 }

@@ -1,16 +1,18 @@
 // An ordered set of blocks by (stream, size, address): what best fit searches.
 //
-// Per stream, a list of sorted chunks of up to kChunkCapacity entries; a binary search finds
-// the chunk, another one the place. The keys are copied into the chunks, so that a search
-// touches a few adjacent cache lines and no block. Insertion and removal move at most one
-// chunk's entries.
+// Per stream: sizes up to 2 MiB have a bin each (they are multiples of 512 bytes), and two levels
+// of bits tell which bins hold something, so that the best size is found without a comparison. A
+// bin keeps its lowest address at hand, the others in a sorted list. Larger blocks are in one list
+// by (size, address).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "core/caching/chunked_list.h"
 #include "driver/driver.h"
 
 namespace mybackend::caching {
@@ -34,13 +36,13 @@ class FreeSet {
     std::uintptr_t address;
   };
   static Key key(const Block* block) noexcept;
-  // Instead of erasing the member with this key and inserting `block` (of the same stream): the
-  // member often stays at its place in the order, and nothing moves.
+  // Instead of erasing the member with this key and inserting `block` (of the same stream): a
+  // large member often stays at its place in the order, and nothing moves.
   void replace(Key member, Block* block);
 
   // The smallest block of the stream with at least `bytes`, the lowest address first.
   Block* lower_bound(StreamHandle stream, std::size_t bytes) const noexcept;
-  // The largest block of the stream that is smaller than `bytes`.
+  // The largest block of the stream that is smaller than `bytes`, the highest address first.
   Block* below(StreamHandle stream, std::size_t bytes) const noexcept;
   // Neighbours of a member in the order of its stream; nullptr at the ends.
   Block* after(const Block* block) const noexcept;
@@ -52,43 +54,53 @@ class FreeSet {
   std::vector<Block*> blocks() const;
 
  private:
-  static constexpr std::size_t kChunkCapacity = 64;
+  static constexpr std::size_t kBinStepBytes = 512;
+  static constexpr std::size_t kBinCount = 4096;  // the last: 2 MiB
+  static constexpr std::size_t kPageBins = 64;
+  static constexpr std::size_t kPageCount = kBinCount / kPageBins;
 
-  struct Entry {
-    std::size_t bytes;
-    std::uintptr_t address;
-    Block* block;
-    bool operator<(const Entry& other) const noexcept { return bytes != other.bytes ? bytes < other.bytes : address < other.address; }
+  struct BinEntry {
+    std::uintptr_t address = 0;
+    Block* block = nullptr;
+    bool operator<(const BinEntry& other) const noexcept { return address < other.address; }
   };
-  struct Chunk {
-    std::size_t count = 0;
-    Entry entries[kChunkCapacity];
+  struct LargeEntry {
+    std::size_t bytes = 0;
+    std::uintptr_t address = 0;
+    Block* block = nullptr;
+    bool operator<(const LargeEntry& other) const noexcept { return bytes != other.bytes ? bytes < other.bytes : address < other.address; }
   };
-  struct ChunkRef {
-    Entry last;  // copy of the chunk's largest entry
-    std::unique_ptr<Chunk> chunk;
+  struct Bin {
+    BinEntry lowest;                                // block: nullptr when the bin is empty
+    std::unique_ptr<ChunkedList<BinEntry>> others;  // all above `lowest`; kept when it gets empty
   };
-  struct StreamList {
+  using Page = std::array<Bin, kPageBins>;
+  struct StreamSet {
+    explicit StreamSet(StreamHandle s) : stream(s) {}
     StreamHandle stream;
-    std::vector<ChunkRef> chunks;  // never holds an empty chunk
-  };
-  struct Place {
-    std::size_t chunk = 0;
-    std::size_t index = 0;  // first entry that is not less than the key
+    std::uint64_t used_pages = 0;              // bit i: used_bins[i] is not 0
+    std::uint64_t used_bins[kPageCount] = {};  // bit j of i: bin 64 i + j is not empty
+    std::unique_ptr<Page> pages[kPageCount];
+    ChunkedList<LargeEntry> large;
+
+    Bin& bin(std::size_t index) const noexcept { return (*pages[index / kPageBins])[index % kPageBins]; }
+    bool is_used(std::size_t index) const noexcept { return (used_bins[index / kPageBins] >> (index % kPageBins) & 1) != 0; }
+    // The first bin from `index` on that holds something, the last one before it; kBinCount: none.
+    std::size_t used_from(std::size_t index) const noexcept;
+    std::size_t used_before(std::size_t index) const noexcept;
+    Block* highest_of(std::size_t index) const noexcept;
+
+    void insert(std::size_t bytes, std::uintptr_t address, Block* block);
+    bool erase(std::size_t bytes, std::uintptr_t address) noexcept;
+    const Block* find(std::size_t bytes, std::uintptr_t address) const noexcept;
   };
 
-  StreamList* find_stream(StreamHandle stream) noexcept;
-  const StreamList* find_stream(StreamHandle stream) const noexcept;
-  Place place_of(StreamList& list, const Entry& key) const noexcept;
-  void insert_at(StreamList& list, const Entry& key);
-  void erase_at(StreamList& list, const Place& place) noexcept;
-  static Place find_place(const StreamList& list, const Entry& key) noexcept;
-  static Entry key_of(const Block* block) noexcept;
+  static bool has_bin(std::size_t bytes) noexcept { return bytes <= kBinCount * kBinStepBytes; }
+  static std::size_t bin_of(std::size_t bytes) noexcept { return bytes / kBinStepBytes - 1; }
+  StreamSet* find_stream(StreamHandle stream) const noexcept;
 
-  std::vector<StreamList> streams_;  // by stream
+  std::vector<std::unique_ptr<StreamSet>> streams_;  // by stream
   std::size_t count_ = 0;
-  // Where the last search ended. Only a hint: whoever uses it looks whether it still holds.
-  mutable Place hint_;
 };
 
 }  // namespace mybackend::caching

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,31 @@ def test_bad_arguments() -> None:
 
 def test_benchmark() -> None:
     assert 0 < replay.benchmark(DATA / "traces" / "synthetic_mlp.trace.gz", repeat=3) < 1e6
+
+
+def test_many_small_blocks_in_one_segment() -> None:
+    # More than 128 starts in 2 MiB: their records are divided, and joined again as blocks merge.
+    generator = random.Random(5)
+    events = [f"a {i} {generator.randint(1, 1200)} 0" for i in range(900)]
+    order = list(range(900))
+    generator.shuffle(order)
+    events += [f"f {i}" for i in order[:600]]
+    events += [f"a {900 + i} {generator.randint(1, 5000)} 0" for i in range(200)]
+    events += [f"f {i}" for i in order[600:]] + [f"f {900 + i}" for i in range(200)]
+    result = replay.run("\n".join(events) + "\n", check_invariants=True)
+    assert result["stats"]["active"][0][0] == 0
+    assert all(len(segment["blocks"]) == 1 for segment in result["segments"])
+
+
+def test_requests_of_more_than_4_gib() -> None:
+    gib = 1 << 30
+    first, second = 5 * gib - 3, 6 * gib - 1
+    trace = f"a 1 {first} 0\na 2 {second} 0\nf 1\na 3 {gib} 0\n"
+    result = replay.run(trace, conf="expandable_segments:True", capacity=64 * gib, check_invariants=True)
+    (segment,) = result["segments"]
+    # What is left of the first block still says what it was last used for.
+    assert [block[1] for block in segment["blocks"]] == [gib, first, second]
+    assert [bool(block[2]) for block in segment["blocks"]] == [True, False, True]
+    result = replay.run(trace + "f 2\nf 3\n", conf="expandable_segments:True", capacity=64 * gib, check_invariants=True)
+    (segment,) = result["segments"]
+    assert [block[1] for block in segment["blocks"]] == [gib] and not segment["blocks"][0][2]

@@ -66,10 +66,25 @@ class AllocatorFuzzer {
     MemoryInfo info;
     (void)driver_->memory_info(0, &info);
     if (info.free_bytes != info.total_bytes) die(conf_ + ": the device's memory is lost", log_);
+    if (source_bytes_ != 0) die(conf_ + ": memory of a pool's own source is lost", log_);
   }
 
  private:
   std::size_t pick(std::size_t below) { return choose_() % below; }
+
+  // Of pool 4: addresses without memory, close together, so that segments begin and end within the
+  // same 2 MiB.
+  std::shared_ptr<const caching::SegmentSource> make_source() {
+    return std::make_shared<const caching::SegmentSource>(
+        caching::SegmentSource{[this](std::size_t bytes, StreamHandle) -> void* {
+                                 if (source_bytes_ + bytes > 128 * kMiB || pick(8) == 0) return nullptr;
+                                 source_bytes_ += bytes;
+                                 const std::uintptr_t address = next_source_address_;
+                                 next_source_address_ += bytes + 512 * pick(3);
+                                 return reinterpret_cast<void*>(address);
+                               },
+                               [this](void*, std::size_t bytes, StreamHandle) { source_bytes_ -= bytes; }});
+  }
 
   void note(const std::string& line) {
     log_.push_back(line);
@@ -116,9 +131,13 @@ class AllocatorFuzzer {
       note("fraction " + std::to_string(fraction));
       (void)allocator_->set_memory_fraction(fraction);
     } else if (what < 92) {
-      const caching::PoolId pool{0, 1 + pick(3)};
+      const caching::PoolId pool{0, 1 + pick(4)};
       if (begun_[pool] == 0 && pick(2) == 0) {
         note("begin pool " + std::to_string(pool.second));
+        if (pool.second == 4) {
+          allocator_->create_or_use_pool(pool, false, false, source_);
+          ++used_[pool];
+        }
         if (allocator_->begin_allocate_to_pool(pool, [](StreamHandle) { return true; }).ok()) ++begun_[pool], ++used_[pool];
       } else if (begun_[pool] > 0) {
         note("end pool " + std::to_string(pool.second));
@@ -141,6 +160,9 @@ class AllocatorFuzzer {
   std::function<std::uint64_t()> choose_;
   std::unique_ptr<SimDriver> driver_;
   std::unique_ptr<caching::CachingAllocator> allocator_;
+  std::shared_ptr<const caching::SegmentSource> source_ = make_source();
+  std::size_t source_bytes_ = 0;
+  std::uintptr_t next_source_address_ = 0x400000000200;
   StreamHandle streams_[4] = {};
   std::vector<void*> live_;
   std::map<caching::PoolId, int> begun_, used_;

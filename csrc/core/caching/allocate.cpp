@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "core/caching/expandable_range.h"
 #include "core/caching/request.h"
 #include "core/caching/sizing.h"
 
@@ -12,7 +13,7 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   Context context = capture_context(RecordContext::kState);
   Lock lock(mutex_);
   if (bytes >= kMaxRequestBytes) {
-    Request r{bytes, bytes, bytes, stream, &large_, nullptr, false, {}, {}, false};
+    Request r{bytes, bytes, bytes, stream, &large_, {}, false, {}, {}, false};
     r.driver_status = {StatusCode::kOutOfMemory, "more than 1EB was requested"};
     if (report != nullptr) fill_report(r, (*report = std::make_unique<OomReport>()).get());
     return nullptr;
@@ -21,8 +22,7 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   if (capture_count_ == 0 && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
   if (capture_count_ > 0 && !event_waiters_.empty()) put_back_passed(stream, context);
 
-  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, nullptr, false, std::move(context), {},
-            false};
+  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, {}, false, std::move(context), {}, false};
   r.segment_bytes = segment_bytes_for(r.bytes, settings_.large_segment_size_mb);
   r.pool = &pool_for(r.bytes, stream);
 
@@ -67,29 +67,38 @@ BlockPool& CachingAllocator::pool_for(std::size_t rounded_bytes, StreamHandle st
 // Best fit: the smallest free block of the stream that is large enough.
 bool CachingAllocator::take_free_block(Request& r) {
   BlockPool& pool = *r.pool;
-  if (collection_armed_) ++pool.search_count;
-  Block* best = pool.free.lower_bound(r.stream, r.bytes);
-  if (best == nullptr) return false;
-  if (best->is_expandable()) {
+  if (collection_armed_) pool.free.tick();
+  FreeSet::Key best = pool.free.lower_bound(r.stream, r.bytes);
+  if (!best) return false;
+  Block block = blocks_.find(best.address);
+  const auto go_on = [&] {
+    best = pool.free.after(r.stream, best);
+    block = best ? blocks_.find(best.address) : Block();
+  };
+  if (block.is_expandable()) {
     if (settings_.expandable_segments) {
       // A block at the end of the mapped part counts with what it can grow to, so that the
       // end of a segment is not used up by requests that fit elsewhere.
-      auto reach = [](const Block* b) { return b->bytes + (b->next != nullptr && !b->next->mapped ? b->next->bytes : 0); };
-      for (Block* next = pool.free.after(best); best->is_expandable() && next != nullptr && reach(next) < reach(best);
-           next = pool.free.after(best)) {
-        best = next;
+      const auto reach = [](Block b) {
+        const Block next = b.next();
+        return next && !next.is_mapped() ? next.end() - b.address() : b.bytes();
+      };
+      while (block.is_expandable()) {
+        const FreeSet::Key next = pool.free.after(r.stream, best);
+        if (!next || reach(blocks_.find(next.address)) >= reach(block)) break;
+        go_on();
       }
     } else {
-      while (best != nullptr && best->is_expandable()) best = pool.free.after(best);
-      if (best == nullptr) return false;
+      while (block && block.is_expandable()) go_on();
+      if (!block) return false;
     }
   }
   const std::size_t max_split = settings_.max_split_size_mb;
-  if (r.bytes < max_split && best->bytes >= max_split) return false;
+  if (r.bytes < max_split && best.bytes >= max_split) return false;
   // A larger segment size raises the default of the rounding; a given one is never below it.
   const std::size_t rounding = std::max(settings_.max_non_split_rounding_mb, settings_.large_segment_size_mb);
-  if (r.bytes >= max_split && best->bytes >= r.bytes + rounding) return false;
-  r.block = best;
+  if (r.bytes >= max_split && best.bytes >= r.bytes + rounding) return false;
+  r.block = block;
   r.block_is_in_free_set = true;
   return true;
 }
@@ -149,9 +158,9 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
   const std::shared_ptr<const SegmentSource> source = r.pool->owner != nullptr ? r.pool->owner->source : nullptr;
   if (settings_.expandable_segments && source == nullptr) {
     r.block = grow_expandable(r);
-    if (r.block == nullptr && r.driver_status.ok()) r.driver_status = {StatusCode::kOutOfMemory, "cannot map pages"};
-    r.fails_at_once = r.block == nullptr && r.driver_status.code() != StatusCode::kOutOfMemory;
-    return r.block != nullptr;
+    if (!r.block && r.driver_status.ok()) r.driver_status = {StatusCode::kOutOfMemory, "cannot map pages"};
+    r.fails_at_once = !r.block && r.driver_status.code() != StatusCode::kOutOfMemory;
+    return static_cast<bool>(r.block);
   }
   void* ptr = nullptr;
   if (source != nullptr) {
@@ -171,7 +180,7 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
   }
   Segment* segment = nullptr;
   try {
-    segment = new_segment(reinterpret_cast<std::uintptr_t>(ptr), r.segment_bytes, r.stream, r.pool);
+    segment = new_segment(reinterpret_cast<std::uintptr_t>(ptr), r.segment_bytes, r.stream, r.pool, nullptr);
   } catch (...) {
     (void)give_back(*r.pool, ptr, r.segment_bytes, r.stream);
     throw;
@@ -183,61 +192,65 @@ bool CachingAllocator::add_segment(Request& r, bool is_retry, Lock& lock) {
   if (r.segment_bytes >= settings_.max_split_size_mb) stats_.oversize_segments.increase(1);
   ++stats_.num_device_alloc;
   record(Action::kSegmentAlloc, segment->address, segment->bytes, r.stream, r.pool, r.context);
-  r.block = segment->first;
+  r.block = blocks_.first(*segment);
   return true;
 }
 
-bool CachingAllocator::should_split(const Block& block, std::size_t bytes) const {
-  if (block.pool().owner != nullptr && block.pool().owner->no_split) return false;
-  const std::size_t rest = block.bytes - bytes;
-  if (block.pool().is_small || settings_.expandable_segments) return rest >= kMinBlockBytes;
+bool CachingAllocator::should_split(const BlockPool& pool, std::size_t block_bytes, std::size_t bytes) const {
+  if (pool.owner != nullptr && pool.owner->no_split) return false;
+  const std::size_t rest = block_bytes - bytes;
+  if (pool.is_small || settings_.expandable_segments) return rest >= kMinBlockBytes;
   return bytes < settings_.max_split_size_mb && rest > kSmallBytes;
 }
 
 // Serves r from r.block.
 void* CachingAllocator::hand_out(Request& r) {
-  Block* block = r.block;
-  BlockPool& pool = block->pool();
+  Block block = r.block;
+  BlockPool& pool = block.pool();
+  const StreamHandle stream = block.stream();
   const int which = stat_pool(pool);
-  const bool was_split = block->is_split();
-  const bool counts_as_split = !block->is_expandable();  // whole pages of those can be given back
-  if (should_split(*block, r.bytes)) {
-    const FreeSet::Key key = FreeSet::key(block);
-    Block* rest = split(block, r.bytes);
-    rest->requested_bytes = block->requested_bytes;
+  const FreeSet::Key found = key_of(block);
+  const bool was_split = block.is_split();
+  const bool counts_as_split = !block.is_expandable();  // whole pages of those can be given back
+  std::size_t block_bytes = found.bytes;
+  if (should_split(pool, found.bytes, r.bytes)) {
+    const Block rest = blocks_.divide(block, r.bytes);
+    block_bytes = r.bytes;
+    blocks_.set_requested_bytes(rest, blocks_.requested_bytes(block));
+    const FreeSet::Key rest_key{found.bytes - r.bytes, found.address + r.bytes};
     if (r.block_is_in_free_set)
-      replace_free(key, rest);
+      pool.free.replace(stream, found, rest_key);
     else
-      insert_free(rest);
+      pool.free.insert(stream, rest_key);
     if (counts_as_split) {
       if (was_split) {
-        subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
+        subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block_bytes));
       } else {
-        add(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(rest->bytes));
+        add(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(rest_key.bytes));
         add(stats_.inactive_split, which, 1);
       }
     }
   } else {
-    if (r.block_is_in_free_set) pool.free.erase(block);
+    if (r.block_is_in_free_set) pool.free.erase(stream, found);
     if (was_split && counts_as_split) {
-      subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block->bytes));
+      subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block_bytes));
       subtract(stats_.inactive_split, which, 1);
     }
   }
-  block->allocated = true;
-  block->requested_bytes = r.requested_bytes;
-  const auto bytes = static_cast<std::int64_t>(block->bytes);
+  block.set_state(Block::kAllocated);
+  blocks_.set_requested_bytes(block, r.requested_bytes);
+  const auto bytes = static_cast<std::int64_t>(block_bytes);
   add(stats_.allocation, which, 1);
   add(stats_.allocated_bytes, which, bytes);
   add(stats_.active, which, 1);
   add(stats_.active_bytes, which, bytes);
   add(stats_.requested_bytes, which, static_cast<std::int64_t>(r.requested_bytes));
-  if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
+  if (block_bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
   if (history_.enabled() || !trackers_.empty()) {
-    if (r.context) block->need_extra().context = r.context;
-    record(Action::kAlloc, block->address, r.requested_bytes, block->stream(), &pool, r.context);
+    if (r.context) blocks_.need_extra(block).context = r.context;
+    record(Action::kAlloc, found.address, r.requested_bytes, stream, &pool, r.context);
   }
-  return reinterpret_cast<void*>(block->address);
+  return reinterpret_cast<void*>(found.address);
 }
 
 bool CachingAllocator::run_pressure_callbacks(Lock& lock) {
@@ -267,15 +280,15 @@ void CachingAllocator::fill_report(const Request& r, OomReport* report) {
   report->driver_message = r.driver_status.message();
   report->driver_failed = !r.refused_by_limit && !r.driver_status.ok() && r.driver_status.code() != StatusCode::kOutOfMemory;
   for (const auto& segment : segments_) {
-    for (const Block* block = segment->first; block != nullptr; block = block->next) {
-      if (!block->mapped || !block->is_available()) continue;
-      if (&block->pool() == r.pool && block->stream() == r.stream) {
-        report->cached_same_stream_bytes += block->bytes;
-        report->largest_same_stream_bytes = std::max(report->largest_same_stream_bytes, block->bytes);
-      } else if (block->pool().owner != nullptr) {
-        report->private_pool_free_bytes += block->bytes;
-      } else if (block->stream() != r.stream) {
-        report->cached_other_streams_bytes += block->bytes;
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (!block.is_mapped() || !block.is_available()) continue;
+      if (segment->pool == r.pool && segment->stream == r.stream) {
+        report->cached_same_stream_bytes += block.bytes();
+        report->largest_same_stream_bytes = std::max(report->largest_same_stream_bytes, block.bytes());
+      } else if (segment->pool->owner != nullptr) {
+        report->private_pool_free_bytes += block.bytes();
+      } else if (segment->stream != r.stream) {
+        report->cached_other_streams_bytes += block.bytes();
       }
     }
   }

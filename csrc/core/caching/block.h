@@ -25,7 +25,7 @@
 
 namespace mybackend::caching {
 
-struct Block;
+struct Leaf;
 struct PrivatePool;
 class ExpandableRange;
 
@@ -36,21 +36,13 @@ using PoolId = std::pair<std::uint64_t, std::uint64_t>;
 // What a history recorder captured at an event; opaque to the allocator.
 using Context = std::shared_ptr<void>;
 
-// Of unmapped blocks: by (stream, address). A stream alone is before all its blocks.
-struct UnmappedOrder {
-  using is_transparent = void;
-  bool operator()(const Block* a, const Block* b) const noexcept;
-  bool operator()(const Block* a, StreamHandle stream) const noexcept;
-};
-
 struct BlockPool {
   explicit BlockPool(bool small, PrivatePool* owner) : is_small(small), owner(owner) {}
 
   const bool is_small;
-  PrivatePool* const owner;                  // nullptr for the default pools
-  FreeSet free;                              // inactive mapped blocks by (stream, size, address)
-  std::set<Block*, UnmappedOrder> unmapped;  // by (stream, address)
-  std::int64_t search_count = 0;             // searches while garbage collection is armed: the clock of ages
+  PrivatePool* const owner;                                    // nullptr for the default pools
+  FreeSet free;                                                // inactive mapped blocks by (stream, size, address)
+  std::set<std::pair<StreamHandle, std::uintptr_t>> unmapped;  // unmapped blocks by (stream, address)
 };
 
 struct Segment {
@@ -58,53 +50,11 @@ struct Segment {
   std::size_t bytes = 0;  // of an expandable segment: the whole address range
   StreamHandle stream = 0;
   BlockPool* pool = nullptr;
-  Block* first = nullptr;  // the block at `address`
   std::unique_ptr<ExpandableRange> expandable;
-  Context context;  // of its allocation
+  Leaf* first = nullptr;  // where the records of its blocks begin (block_table.h)
+  std::size_t index = 0;  // in the allocator's list
+  Context context;        // of its allocation
 };
-
-// What few blocks have.
-struct BlockExtra {
-  std::vector<StreamHandle> stream_uses;  // streams that record_stream named, no duplicates
-  std::int64_t event_count = 0;           // outstanding events of streams that used it
-  std::vector<CaptureMarker> markers;     // freed in a capture: behind its last use on each stream
-  Context context;                        // of its allocation
-};
-
-// One cache line: with many live blocks, looking at a block is a memory access.
-struct alignas(64) Block {
-  std::uintptr_t address = 0;  // for good: BlockTable keeps it by its address
-  std::size_t bytes = 0;
-  std::size_t requested_bytes = 0;  // of a free block: what it was last used for
-  Segment* segment = nullptr;
-  Block* previous = nullptr;  // by address, in the segment
-  Block* next = nullptr;
-  std::unique_ptr<BlockExtra> extra;
-  std::int64_t age_base : 62 = 0;  // the pool's search_count when it was inserted
-  bool allocated : 1 = false;
-  bool mapped : 1 = true;
-
-  StreamHandle stream() const noexcept { return segment->stream; }
-  BlockPool& pool() const noexcept { return *segment->pool; }
-  bool is_split() const noexcept { return previous != nullptr || next != nullptr; }
-  bool is_expandable() const noexcept { return segment->expandable != nullptr; }
-  // Free to be merged or built upon: not handed out, and no stream still uses it.
-  bool is_available() const noexcept { return !allocated && (extra == nullptr || (extra->event_count == 0 && extra->stream_uses.empty())); }
-  std::int64_t age() const noexcept { return pool().search_count - age_base; }
-  Context context() const { return extra != nullptr ? extra->context : Context(); }
-  BlockExtra& need_extra() {
-    if (extra == nullptr) extra = std::make_unique<BlockExtra>();
-    return *extra;
-  }
-};
-static_assert(sizeof(Block) == 64);
-
-inline bool UnmappedOrder::operator()(const Block* a, const Block* b) const noexcept {
-  return a->stream() != b->stream() ? a->stream() < b->stream() : a->address < b->address;
-}
-inline bool UnmappedOrder::operator()(const Block* a, StreamHandle stream) const noexcept {
-  return a->stream() < stream;
-}
 
 // Where a private pool gets its segments instead of from the driver. Called under the allocator's
 // mutex (allocate: without it): it must not come back to this allocator.

@@ -1,103 +1,243 @@
-// The records of all blocks, kept by address: a block is found by where it starts, and the
-// records of blocks that are near each other in memory are near each other too. So the cost of
-// a free does not depend on where earlier ones were, and neighbours share pages and often lines.
+// The records of all blocks, packed: with many live blocks every record that is looked at is a
+// memory access, so what belongs together has to be together, and small.
 //
-// The address space is cut into regions of 2 MiB. A region that holds the start of a block has
-// its own records, in chunks that never move, and its own index of them: open addressing with
-// linear probing, at most half full, deletion by shifting back (no tombstones, so it does not
-// age).
+// A block is a start: it reaches to the next one of its segment. Starts are kept in leaves, sorted,
+// 2 bytes each (where in the leaf's span, and the state), beside 4 bytes for the requested size. So
+// a block, its neighbours and their sizes are on a line or two. What few blocks have (streams,
+// events, contexts, a request above 4 GiB) is a BlockExtra, whose number stands instead of the
+// requested size.
+//
+// A leaf covers 2 MiB of one segment; where more than kMaxBlocks blocks start in those, they are
+// divided into leaves of 64 KiB. Only leaves with a start exist; those of a segment are linked by
+// address. A hash table finds them: open addressing with linear probing, at most half full.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <cstring>
+#include <deque>
 #include <vector>
 
 #include "core/caching/block.h"
 
 namespace mybackend::caching {
 
+// What few blocks have.
+struct BlockExtra {
+  std::size_t requested_bytes = 0;
+  std::vector<StreamHandle> stream_uses;  // streams that record_stream named, no duplicates
+  std::int64_t event_count = 0;           // outstanding events of streams that used it
+  std::vector<CaptureMarker> markers;     // freed in a capture: behind its last use on each stream
+  Context context;                        // of its allocation
+};
+
+// A leaf's header; tags and values follow it.
+struct Leaf {
+  static constexpr std::size_t kMaxBlocks = 128;
+  static constexpr int kGranuleShift = 9;
+  static constexpr int kRegionShift = 21;  // its span
+  static constexpr int kFineShift = 16;    // that of a fine one
+  // A tag: the block's start in granules of 512 bytes from the leaf's address, then its state.
+  static constexpr int kStateBits = 4;
+
+  std::uintptr_t address;  // of its span: a multiple of 2 MiB or 64 KiB
+  Segment* segment;
+  BlockPool* pool;  // these are the segment's: it would be a memory access more
+  StreamHandle stream;
+  bool is_expandable;
+  bool is_fine;         // the span is 64 KiB
+  std::uint16_t count;  // blocks that start in the span
+  std::uint16_t capacity;
+  Leaf* previous;  // of the segment, by address
+  Leaf* next;
+
+  // Ascending; behind the last: kNoTag.
+  std::uint16_t* tags() noexcept { return reinterpret_cast<std::uint16_t*>(this + 1); }
+  const std::uint16_t* tags() const noexcept { return reinterpret_cast<const std::uint16_t*>(this + 1); }
+  // Requested bytes, or with kExtra the number of a BlockExtra.
+  std::uint32_t* values() noexcept { return reinterpret_cast<std::uint32_t*>(tags() + capacity); }
+  const std::uint32_t* values() const noexcept { return reinterpret_cast<const std::uint32_t*>(tags() + capacity); }
+  std::uintptr_t start(std::size_t index) const noexcept {
+    return address + (static_cast<std::uintptr_t>(tags()[index] >> kStateBits) << kGranuleShift);
+  }
+  bool covers(std::uintptr_t at) const noexcept { return (at - address) >> (is_fine ? kFineShift : kRegionShift) == 0; }
+  // The first block that does not start before `at`, which it covers.
+  std::uint32_t place_of(std::uintptr_t at) const noexcept {
+    const auto key = static_cast<std::uint16_t>((at - address) >> kGranuleShift << kStateBits);
+    // All of them, eight at a time, instead of a binary search: their lines are fetched together.
+    using Eight [[gnu::vector_size(16)]] = std::uint16_t;
+    Eight below = {};  // how many in each lane
+    for (std::uint32_t i = 0; i < count; i += 8) {
+      Eight some;
+      std::memcpy(&some, tags() + i, sizeof some);
+      below -= reinterpret_cast<Eight>(some < key);  // true is all ones: -1
+    }
+    std::uint64_t sums[2];  // four lanes each; at most 16 in a lane
+    std::memcpy(sums, &below, sizeof sums);
+    sums[0] += sums[1];
+    sums[0] += sums[0] >> 32;
+    const auto place = static_cast<std::uint32_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
+    return place;
+  }
+};
+
+// One block: where its record is. Small, to be copied. It is good until a block of the same leaf
+// begins or ends before it (BlockTable::divide and ::end say more); an address is good for longer.
+class Block {
+ public:
+  enum State : std::uint16_t {
+    kFree = 0,       // in its pool's free set, or unmapped
+    kAllocated = 1,  // handed out
+    kWaiting = 2,    // freed, but another stream still uses it
+  };
+
+  Block() = default;
+  Block(Leaf* leaf, std::uint32_t index) noexcept : leaf_(leaf), index_(index) {}
+  explicit operator bool() const noexcept { return leaf_ != nullptr; }
+  bool operator==(const Block&) const = default;
+
+  std::uintptr_t address() const noexcept { return leaf_->start(index_); }
+  std::uintptr_t end() const noexcept {
+    if (index_ + 1u < leaf_->count) return leaf_->start(index_ + 1);
+    return leaf_->next != nullptr ? leaf_->next->start(0) : leaf_->segment->address + leaf_->segment->bytes;
+  }
+  std::size_t bytes() const noexcept { return end() - address(); }
+  Block next() const noexcept {
+    if (index_ + 1u < leaf_->count) return {leaf_, index_ + 1};
+    return {leaf_->next, 0};
+  }
+  Block previous() const noexcept {
+    if (index_ > 0) return {leaf_, index_ - 1};
+    return leaf_->previous != nullptr ? Block(leaf_->previous, leaf_->previous->count - 1u) : Block();
+  }
+  Segment& segment() const noexcept { return *leaf_->segment; }
+  StreamHandle stream() const noexcept { return leaf_->stream; }
+  BlockPool& pool() const noexcept { return *leaf_->pool; }
+  bool is_expandable() const noexcept { return leaf_->is_expandable; }
+  bool is_split() const noexcept { return leaf_->count > 1 || leaf_->previous != nullptr || leaf_->next != nullptr; }
+
+  bool is_allocated() const noexcept { return (tag() & kStateMask) == kAllocated; }
+  // Free to be merged or built upon: not handed out, and no stream still uses it.
+  bool is_available() const noexcept { return (tag() & kStateMask) == kFree; }
+  bool is_mapped() const noexcept { return (tag() & kUnmapped) == 0; }
+  void set_state(State state) const noexcept { tag() = static_cast<std::uint16_t>((tag() & ~kStateMask) | state); }
+  void set_mapped(bool mapped) const noexcept { tag() = static_cast<std::uint16_t>(mapped ? tag() & ~kUnmapped : tag() | kUnmapped); }
+
+ private:
+  friend class BlockTable;
+  static constexpr std::uint16_t kStateMask = 3;
+  static constexpr std::uint16_t kUnmapped = 4;
+  static constexpr std::uint16_t kExtra = 8;
+
+  std::uint16_t& tag() const noexcept { return leaf_->tags()[index_]; }
+  std::uint32_t& value() const noexcept { return leaf_->values()[index_]; }
+
+  Leaf* leaf_ = nullptr;
+  std::uint32_t index_ = 0;
+};
+
 class BlockTable {
  public:
-  BlockTable() : regions_(kMinRegions) {}
+  BlockTable() : slots_(kMinSlots) {}
+  ~BlockTable();
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
 
-  // A record for a block at `address`, a multiple of 512 where no block starts yet. It stays
-  // at its place until it is destroyed; its address must not be changed.
-  Block* create(std::uintptr_t address);
-  void destroy(Block* block) noexcept;
-
-  // The block that starts at `address`; nullptr when none does.
-  Block* find(std::uintptr_t address) const noexcept {
-    if ((address & (kGranuleBytes - 1)) != 0) return nullptr;
-    const Region* region = find_region(address >> kRegionShift);
-    if (region == nullptr) return nullptr;
-    const std::uint64_t tag = tag_of(address);
-    for (std::size_t i = home(address, region->mask);; i = (i + 1) & region->mask) {
-      const std::uint64_t slot = region->slots[i];
-      if (slot == 0) return nullptr;
-      if ((slot & ~kPointerMask) == tag) return reinterpret_cast<Block*>(slot & kPointerMask);
+  // The block that starts at `address`; none when there is none.
+  Block find(std::uintptr_t address) const noexcept {
+    if ((address & (kGranuleBytes - 1)) != 0) return {};
+    const std::uint64_t number = address >> kRegionShift;
+    for (std::size_t i = home(number); slots_[i].number != 0; i = (i + 1) & (slots_.size() - 1)) {
+      if (slots_[i].number != number || !slots_[i].is_used()) continue;
+      Leaf* leaf = slots_[i].leaf_at(address);
+      if (leaf == nullptr) continue;
+      const std::uint32_t place = leaf->place_of(address);
+      if (place < leaf->count && leaf->start(place) == address) return {leaf, place};
     }
+    return {};
   }
+  static Block first(const Segment& segment) noexcept { return {segment.first, 0}; }
+
+  // The one block, free and mapped, of a segment that has none; address and bytes are multiples of
+  // 512.
+  Block begin(Segment* segment);
+  // The block keeps its first `bytes` (a multiple of 512); the rest becomes a free block in the
+  // same mapped state, requested_bytes 0. `block` stays good; other Blocks of its segment do not.
+  Block divide(Block& block, std::size_t bytes);
+  // The block ends, and its predecessor reaches over it. (The last one of a segment: nothing is
+  // left.) Blocks before it stay good.
+  void end(Block block) noexcept;
+
+  std::size_t requested_bytes(Block block) const noexcept {
+    return (block.tag() & Block::kExtra) != 0 ? extras_[block.value()].requested_bytes : block.value();
+  }
+  void set_requested_bytes(Block block, std::size_t bytes);
+  // nullptr when it has none.
+  BlockExtra* extra(Block block) noexcept { return (block.tag() & Block::kExtra) != 0 ? &extras_[block.value()] : nullptr; }
+  const BlockExtra* extra(Block block) const noexcept { return const_cast<BlockTable*>(this)->extra(block); }
+  BlockExtra& need_extra(Block block);
+  // Keeps the requested bytes.
+  void drop_extra(Block block) noexcept;
 
   std::size_t size() const noexcept { return size_; }
 
  private:
-  static constexpr int kRegionShift = 21;
-  static constexpr int kGranuleShift = 9;
-  static constexpr std::uintptr_t kGranuleBytes = std::uintptr_t{1} << kGranuleShift;
-  static constexpr std::size_t kMinRegions = 64;
-  static constexpr std::size_t kManyRegions = 4096;
-  static constexpr std::size_t kMinSlots = 8;
-  // A slot: where in its region the block starts (12 bits), and its record (user addresses fit
-  // into 52 bits). 0 is an empty slot.
-  static constexpr std::uint64_t kPointerMask = (std::uint64_t{1} << 52) - 1;
+  static constexpr int kRegionShift = Leaf::kRegionShift;
+  static constexpr int kFineShift = Leaf::kFineShift;
+  static constexpr std::size_t kFineCount = std::size_t{1} << (kRegionShift - kFineShift);
+  static constexpr std::uintptr_t kGranuleBytes = std::uintptr_t{1} << Leaf::kGranuleShift;
+  static constexpr std::size_t kMinSlots = 64;
+  static constexpr std::uint16_t kNoTag = 0xFFFF;
 
-  struct Storage {
-    std::vector<std::unique_ptr<Block[]>> chunks;
-    Block* spare = nullptr;  // linked by next
-    std::size_t record_count = 0;
+  static std::size_t fine_index(std::uintptr_t address) noexcept { return (address >> kFineShift) & (kFineCount - 1); }
+  // The fine leaves of 2 MiB of a segment.
+  struct Directory {
+    Segment* segment;
+    std::size_t leaf_count;
+    Leaf* leaves[kFineCount];
   };
-  struct Region {
-    std::uint64_t number = 0;
-    std::unique_ptr<std::uint64_t[]> slots;  // nullptr: no region here
-    std::uint32_t mask = 0;
-    std::uint32_t count = 0;  // blocks that start in it
-    std::unique_ptr<Storage> storage;
-  };
+  // 2 MiB of one segment. (Two segments that are not aligned can share a number.) No leaf and no
+  // directory: no block starts there.
+  struct Slot {
+    std::uint64_t number = 0;   // the address by 2 MiB; 0: never used
+    std::uintptr_t record = 0;  // a Leaf, or with bit 0 a Directory
 
-  static std::uint64_t tag_of(std::uintptr_t address) noexcept {
-    return static_cast<std::uint64_t>((address >> kGranuleShift) & 0xFFF) << 52;
-  }
-  static std::size_t home(std::uintptr_t address, std::uint32_t mask) noexcept {
-    // Fibonacci hashing: what is evenly spaced stays evenly spread.
-    const auto place = static_cast<std::uint32_t>(address >> kGranuleShift) & 0xFFF;
-    const std::uint32_t hash = place * 0x9E3779B1u;
-    return static_cast<std::size_t>((static_cast<std::uint64_t>(hash) * (std::uint64_t{mask} + 1)) >> 32);
-  }
-  std::size_t region_home(std::uint64_t number) const noexcept {
-    return static_cast<std::size_t>((number * 0x9E3779B97F4A7C15ull) >> 32) & (regions_.size() - 1);
-  }
-  const Region* find_region(std::uint64_t number) const noexcept {
-    for (std::size_t i = region_home(number); regions_[i].slots != nullptr; i = (i + 1) & (regions_.size() - 1)) {
-      if (regions_[i].number == number) return &regions_[i];
+    bool is_used() const noexcept { return record != 0; }
+    bool is_fine() const noexcept { return (record & 1) != 0; }
+    Leaf* leaf() const noexcept { return reinterpret_cast<Leaf*>(record); }
+    Directory& directory() const noexcept { return *reinterpret_cast<Directory*>(record - 1); }
+    void set(Leaf* leaf) noexcept { record = reinterpret_cast<std::uintptr_t>(leaf); }
+    void set(Directory* directory) noexcept { record = reinterpret_cast<std::uintptr_t>(directory) + 1; }
+    // nullptr when no block starts in its part of the directory.
+    Leaf* leaf_at(std::uintptr_t address) const noexcept { return is_fine() ? directory().leaves[fine_index(address)] : leaf(); }
+    void set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept {
+      if (is_fine())
+        directory().leaves[fine_index(address)] = leaf;
+      else
+        set(leaf);
     }
-    return nullptr;
-  }
-  Region* find_region(std::uint64_t number) noexcept {
-    return const_cast<Region*>(static_cast<const BlockTable*>(this)->find_region(number));
-  }
-  Region* make_region(std::uint64_t number);
-  void rehash_regions(std::size_t capacity);
-  static void add_records(Region& region);
-  static void grow_index(Region& region);
-  static void place(Region& region, std::uint64_t slot, std::uintptr_t address) noexcept;
+    const Segment* segment() const noexcept { return is_fine() ? directory().segment : leaf()->segment; }
+  };
 
-  std::vector<Region> regions_;  // open addressing by number; a power of two, at most half full
-  std::size_t region_count_ = 0;
-  std::size_t empty_region_count_ = 0;
+  std::size_t home(std::uint64_t number) const noexcept {
+    return static_cast<std::size_t>((number * 0x9E3779B97F4A7C15ull) >> 32) & (slots_.size() - 1);
+  }
+  Slot* find_slot(std::uint64_t number, const Segment* segment) noexcept;
+  Slot& make_slot(std::uint64_t number);
+  void rehash();
+  Block insert(Segment* segment, std::uintptr_t address, std::uint16_t state, Block* before);
+  Leaf* leaf_with_room(Segment* segment, std::uintptr_t address, Block* before);
+  static Leaf* make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t capacity);
+  static void free_leaf(Leaf* leaf) noexcept;
+  static void link(Leaf* leaf, Leaf* before) noexcept;
+  static void unlink(Leaf* leaf) noexcept;
+  static Leaf* grow(Leaf* leaf);
+  void make_fine(Slot& slot);
+
+  std::vector<Slot> slots_;
+  std::size_t used_slot_count_ = 0;  // with a number
+  std::deque<BlockExtra> extras_;
+  std::vector<std::uint32_t> spare_extras_;  // room for all of extras_
   std::size_t size_ = 0;
 };
 

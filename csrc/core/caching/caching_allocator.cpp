@@ -41,48 +41,25 @@ CachingAllocator::~CachingAllocator() {
 
 // --- Records --------------------------------------------------------------------------------
 
-// The block keeps its first `bytes`; the rest becomes a block of the same kind, in no set.
-Block* CachingAllocator::split(Block* block, std::size_t bytes) {
-  Block* rest = blocks_.create(block->address + bytes);
-  rest->bytes = block->bytes - bytes;
-  rest->segment = block->segment;
-  rest->mapped = block->mapped;
-  rest->previous = block;
-  rest->next = block->next;
-  if (rest->next != nullptr) rest->next->previous = rest;
-  block->next = rest;
-  block->bytes = bytes;
-  return rest;
-}
-
-Segment* CachingAllocator::new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool) {
+Segment* CachingAllocator::new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool,
+                                       std::unique_ptr<ExpandableRange> expandable) {
   auto segment = std::make_unique<Segment>();
   segment->address = address;
   segment->bytes = bytes;
   segment->stream = stream;
   segment->pool = pool;
+  segment->expandable = std::move(expandable);
+  segment->index = segments_.size();
   segments_.reserve(segments_.size() + 1);
-  segment->first = blocks_.create(address);
-  segment->first->bytes = bytes;
-  segment->first->segment = segment.get();
+  blocks_.begin(segment.get());
   segments_.push_back(std::move(segment));
   return segments_.back().get();
 }
 
 void CachingAllocator::delete_segment(Segment* segment) noexcept {
-  auto found = std::find_if(segments_.begin(), segments_.end(), [&](const auto& s) { return s.get() == segment; });
-  std::swap(*found, segments_.back());
+  std::swap(segments_[segment->index], segments_.back());
+  segments_[segment->index]->index = segment->index;
   segments_.pop_back();
-}
-
-void CachingAllocator::insert_free(Block* block) {
-  block->age_base = block->pool().search_count;
-  block->pool().free.insert(block);
-}
-
-void CachingAllocator::replace_free(FreeSet::Key member, Block* block) {
-  block->age_base = block->pool().search_count;
-  block->pool().free.replace(member, block);
 }
 
 void CachingAllocator::add(StatArray& array, int pool, std::int64_t amount) noexcept {
@@ -167,9 +144,9 @@ std::pair<void*, std::size_t> CachingAllocator::base_allocation(const void* ptr)
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
   for (const auto& segment : segments_) {
     if (address < segment->address || address >= segment->address + segment->bytes) continue;
-    for (const Block* block = segment->first; block != nullptr; block = block->next) {
-      if (address >= block->address && address < block->address + block->bytes && block->allocated) {
-        return {reinterpret_cast<void*>(block->address), block->bytes};
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (address >= block.address() && address < block.end() && block.is_allocated()) {
+        return {reinterpret_cast<void*>(block.address()), block.bytes()};
       }
     }
   }
@@ -184,14 +161,14 @@ std::pair<void*, std::size_t> CachingAllocator::driver_allocation(const void* pt
     if (is_expandable != nullptr) *is_expandable = segment->expandable != nullptr;
     std::uintptr_t start = 0;
     std::size_t bytes = 0;
-    for (const Block* block = segment->first; block != nullptr; block = block->next) {
-      if (!block->mapped) {
-        if (block->address > address) break;
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (!block.is_mapped()) {
+        if (block.address() > address) break;
         bytes = 0;
         continue;
       }
-      if (bytes == 0) start = block->address;
-      bytes += block->bytes;
+      if (bytes == 0) start = block.address();
+      bytes += block.bytes();
     }
     if (bytes == 0 || address < start) return {nullptr, 0};
     return {reinterpret_cast<void*>(start), bytes};
@@ -201,8 +178,8 @@ std::pair<void*, std::size_t> CachingAllocator::driver_allocation(const void* pt
 
 bool CachingAllocator::owns(const void* ptr) const {
   Lock lock(mutex_);
-  const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
-  return block != nullptr && !block->is_available();
+  const Block block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  return block && !block.is_available();
 }
 
 // --- Statistics and history -----------------------------------------------------------------
@@ -268,19 +245,20 @@ bool CachingAllocator::history_enabled() const {
 
 Context CachingAllocator::context_of(const void* ptr) const {
   Lock lock(mutex_);
-  const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
-  return block != nullptr && block->allocated ? block->context() : Context();
+  const Block block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  const BlockExtra* extra = block && block.is_allocated() ? blocks_.extra(block) : nullptr;
+  return extra != nullptr ? extra->context : Context();
 }
 
 void CachingAllocator::annotate(const void* ptr, std::string note) {
   Lock lock(mutex_);
-  const Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
-  if (block == nullptr || !block->allocated || (!history_.enabled() && trackers_.empty())) return;
-  const PrivatePool* owner = block->pool().owner;
+  const Block block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (!block || !block.is_allocated() || (!history_.enabled() && trackers_.empty())) return;
+  const PrivatePool* owner = block.pool().owner;
   record_to_all({Action::kAnnotate,
-                 block->address,
-                 block->requested_bytes,
-                 block->stream(),
+                 block.address(),
+                 blocks_.requested_bytes(block),
+                 block.stream(),
                  wall_now_us(),
                  owner != nullptr ? owner->id : PoolId{0, 0},
                  {},
@@ -298,8 +276,8 @@ std::size_t CachingAllocator::largest_free_block_bytes() const {
   Lock lock(mutex_);
   std::size_t largest = 0;
   for (const auto& segment : segments_) {
-    for (const Block* block = segment->first; block != nullptr; block = block->next) {
-      if (block->mapped && block->is_available()) largest = std::max(largest, block->bytes);
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (block.is_mapped() && block.is_available()) largest = std::max(largest, block.bytes());
     }
   }
   return largest;

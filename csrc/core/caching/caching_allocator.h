@@ -207,52 +207,51 @@ class CachingAllocator {
   bool take_free_block(Request& r);
   bool take_from_fallback_pools(Request& r);
   bool add_segment(Request& r, bool is_retry, Lock& lock);
-  bool should_split(const Block& block, std::size_t bytes) const;
+  bool should_split(const BlockPool& pool, std::size_t block_bytes, std::size_t bytes) const;
   void* hand_out(Request& r);
   bool run_pressure_callbacks(Lock& lock);
   void fill_report(const Request& r, OomReport* report);
 
   // expandable.cpp
-  Block* find_expandable_space(const Request& r);
-  Block* map_block(Block* block, std::size_t bytes, Request& r);
-  Block* grow_expandable(Request& r);
-  Block* unmap_block(Block* block, const Context& context);
-  void drop_expandable_segment(Block* block);
+  Block find_expandable_space(Request& r);
+  Block map_block(Block block, std::size_t bytes, Request& r);
+  Block grow_expandable(Request& r);
+  Block unmap_block(Block block, const Context& context);
+  void drop_expandable_segment(Block block);
 
   // release.cpp
   Status give_back(const BlockPool& pool, void* ptr, std::size_t bytes, StreamHandle stream);
-  void release_block(Block* block, const Context& context);
+  void release_block(Block block, const Context& context);
   void release_pool_blocks(BlockPool& pool, const Context& context);
   bool release_cached_blocks(PoolId pool, const Context& context);
   bool release_available_blocks(const Request& r);
   void collect_garbage(const Context& context);
-  void put_back(Block* block, const Context& context);  // deferred or direct end of a free
-  Block* merge_neighbours(Block* block) noexcept;
-  void absorb_next(Block* block) noexcept;
+  void put_back(Block block, const Context& context);  // deferred or direct end of a free
+  Block merge_neighbours(Block block);
 
   // events.cpp
-  void record_events(Block* block);
+  bool record_events(Block block);
   void record_deferred_events();
-  void mark_uses(Block* block);
+  void mark_uses(Block block);
   void put_back_passed(StreamHandle stream, const Context& context);
   void process_events(const Context& context);
   void synchronize_events(const Context& context, const PrivatePool* only);
-  void finish_event(Block* block, const Context& context);
+  void finish_event(std::uintptr_t address, const Context& context);
   EventHandle take_event();
 
   // common
-  Block* split(Block* block, std::size_t bytes);
-  Segment* new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool);
+  Segment* new_segment(std::uintptr_t address, std::size_t bytes, StreamHandle stream, BlockPool* pool,
+                       std::unique_ptr<ExpandableRange> expandable);
   void delete_segment(Segment* segment) noexcept;
-  void insert_free(Block* block);
-  void replace_free(FreeSet::Key member, Block* block);
+  static FreeSet::Key key_of(Block block) noexcept { return {block.bytes(), block.address()}; }
+  static void insert_free(Block block) { block.pool().free.insert(block.stream(), key_of(block)); }
   int stat_pool(const BlockPool& pool) const noexcept { return pool.is_small ? kSmall : kLarge; }
   static void add(StatArray& array, int pool, std::int64_t amount) noexcept;
   static void subtract(StatArray& array, int pool, std::int64_t amount) noexcept;
   void change_reserved(BlockPool& pool, std::int64_t bytes);
   void record(Action action, std::uintptr_t address, std::size_t bytes, StreamHandle stream, const BlockPool* pool, const Context& context);
   void record_to_all(TraceEntry entry);
-  Block* carve(Block* block, std::uintptr_t address, std::size_t bytes, const Context& context);
+  void carve(Block block, const PoolCheckpoint::LiveBlock& wanted, const Context& context);
   void record_note(Action action, std::string note);
   Context capture_context(RecordContext level) const {
     return may_capture_.load(std::memory_order_relaxed) ? capture_unlocked(level) : Context();
@@ -289,11 +288,11 @@ class CachingAllocator {
 
   struct PendingEvent {
     EventHandle event;
-    Block* block;
+    std::uintptr_t address;  // of the block
   };
   StreamTable<std::deque<PendingEvent>> pending_events_;
   std::vector<EventHandle> spare_events_;
-  std::vector<Block*> event_waiters_;  // freed while a capture was underway: events come later
+  std::vector<std::uintptr_t> event_waiters_;  // blocks freed while a capture was underway: events come later
 
   DeviceStats stats_;
   std::vector<std::pair<PoolId, StatArray>> private_reserved_;

@@ -11,8 +11,8 @@ std::vector<void*> CachingAllocator::pool_live_allocations(PoolId id) const {
   const PrivatePool* pool = find_pool(id);
   for (const auto& segment : segments_) {
     if (pool == nullptr || segment->pool->owner != pool) continue;
-    for (const Block* block = segment->first; block != nullptr; block = block->next) {
-      if (block->allocated) live.push_back(reinterpret_cast<void*>(block->address));
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (block.is_allocated()) live.push_back(reinterpret_cast<void*>(block.address()));
     }
   }
   std::sort(live.begin(), live.end());
@@ -31,10 +31,10 @@ Status CachingAllocator::checkpoint_pool(PoolId id, PoolCheckpoint* out) {
   checkpoint.pool = id;
   for (const auto& segment : segments_) {
     if (segment->pool->owner != pool) continue;
-    for (const Block* block = segment->first; block != nullptr; block = block->next) {
-      if (block->allocated) {
-        checkpoint.live.push_back({block->address, block->bytes, block->requested_bytes});
-      } else if (!block->is_available()) {
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (block.is_allocated()) {
+        checkpoint.live.push_back({block.address(), block.bytes(), blocks_.requested_bytes(block)});
+      } else if (!block.is_available()) {
         return {StatusCode::kNotReady, "checkpoint: a freed block of the pool is still used by another stream"};
       }
     }
@@ -43,42 +43,39 @@ Status CachingAllocator::checkpoint_pool(PoolId id, PoolCheckpoint* out) {
   return {};
 }
 
-// Hands out [address, address + bytes) of a free block; what is before and behind stays free.
-Block* CachingAllocator::carve(Block* block, std::uintptr_t address, std::size_t bytes, const Context& context) {
-  BlockPool& pool = block->pool();
+// Hands out wanted's part of a free block; what is before and behind stays free.
+void CachingAllocator::carve(Block block, const PoolCheckpoint::LiveBlock& wanted, const Context& context) {
+  BlockPool& pool = block.pool();
   const int which = stat_pool(pool);
-  const auto change_split = [&](const Block* b, int sign) {
-    if (b->is_expandable() || !b->is_split()) return;
-    if (sign > 0) {
-      add(stats_.inactive_split, which, 1);
-      add(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(b->bytes));
-    } else {
-      subtract(stats_.inactive_split, which, 1);
-      subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(b->bytes));
-    }
+  const auto bytes = static_cast<std::int64_t>(wanted.bytes);
+  const auto change_split = [&](Block b, auto change) {
+    if (b.is_expandable() || !b.is_split()) return;
+    change(stats_.inactive_split, which, 1);
+    change(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(b.bytes()));
   };
-  pool.free.erase(block);
-  change_split(block, -1);
-  Block* before = nullptr;
-  if (address > block->address) {
-    before = block;
-    block = split(before, address - before->address);
-    block->requested_bytes = before->requested_bytes;
+  pool.free.erase(block.stream(), key_of(block));
+  change_split(block, subtract);
+  if (wanted.address > block.address()) {
+    Block before = block;
+    block = blocks_.divide(before, wanted.address - before.address());
+    insert_free(before);
+    change_split(before, add);
   }
-  Block* behind = bytes < block->bytes ? split(block, bytes) : nullptr;
-  for (Block* rest : {before, behind}) {
-    if (rest == nullptr) continue;
-    insert_free(rest);
-    change_split(rest, 1);
+  if (wanted.bytes < block.bytes()) {
+    const Block behind = blocks_.divide(block, wanted.bytes);
+    insert_free(behind);
+    change_split(behind, add);
   }
-  block->allocated = true;
+  block.set_state(Block::kAllocated);
+  blocks_.set_requested_bytes(block, wanted.requested_bytes);
   add(stats_.allocation, which, 1);
-  add(stats_.allocated_bytes, which, static_cast<std::int64_t>(bytes));
+  add(stats_.allocated_bytes, which, bytes);
   add(stats_.active, which, 1);
-  add(stats_.active_bytes, which, static_cast<std::int64_t>(bytes));
-  if (bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
-  if (context) block->need_extra().context = context;
-  return block;
+  add(stats_.active_bytes, which, bytes);
+  add(stats_.requested_bytes, which, static_cast<std::int64_t>(wanted.requested_bytes));
+  if (wanted.bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
+  if (context) blocks_.need_extra(block).context = context;
+  record(Action::kAlloc, wanted.address, wanted.requested_bytes, block.stream(), &pool, context);
 }
 
 Status CachingAllocator::restore_pool(const PoolCheckpoint& checkpoint, std::vector<void*>* freed, std::vector<void*>* allocated) {
@@ -94,21 +91,22 @@ Status CachingAllocator::restore_pool(const PoolCheckpoint& checkpoint, std::vec
     Segment* segment;
   };
   std::vector<Piece> pieces;
-  std::vector<Block*> live;
+  std::vector<std::uintptr_t> live;
   for (const auto& segment : segments_) {
     if (segment->pool->owner != pool) continue;
     bool open = false;
-    for (Block* block = segment->first; block != nullptr; block = block->next) {
-      if (block->allocated) live.push_back(block);
-      if (!block->allocated && !block->is_available()) {
+    for (Block block = blocks_.first(*segment); block; block = block.next()) {
+      if (block.is_allocated()) {
+        live.push_back(block.address());
+      } else if (!block.is_available()) {
         return {StatusCode::kNotReady, "restore: a freed block of the pool is still used by another stream"};
       }
-      if (!block->mapped) {
+      if (!block.is_mapped()) {
         open = false;
       } else if (std::exchange(open, true)) {
-        pieces.back().end = block->address + block->bytes;
+        pieces.back().end = block.end();
       } else {
-        pieces.push_back({block->address, block->address + block->bytes, segment.get()});
+        pieces.push_back({block.address(), block.end(), segment.get()});
       }
     }
   }
@@ -118,27 +116,24 @@ Status CachingAllocator::restore_pool(const PoolCheckpoint& checkpoint, std::vec
     });
     if (!found) return {StatusCode::kInvalidArgument, "restore: memory of the checkpoint is not the pool's any more"};
   }
-  for (Block* block : live) {
-    freed->push_back(reinterpret_cast<void*>(block->address));
-    block->allocated = false;
-    if (block->extra != nullptr) block->extra->stream_uses.clear();  // a checkpoint is restored between runs: they are done
-    const int which = stat_pool(block->pool());
+  for (std::uintptr_t address : live) {
+    const Block block = blocks_.find(address);
+    freed->push_back(reinterpret_cast<void*>(address));
+    const int which = stat_pool(block.pool());
+    const std::size_t bytes = block.bytes();
     subtract(stats_.allocation, which, 1);
-    subtract(stats_.allocated_bytes, which, static_cast<std::int64_t>(block->bytes));
-    record(Action::kFreeRequested, block->address, block->requested_bytes, block->stream(), &block->pool(), context);
-    if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
-    put_back(block, context);
+    subtract(stats_.allocated_bytes, which, static_cast<std::int64_t>(bytes));
+    record(Action::kFreeRequested, address, blocks_.requested_bytes(block), block.stream(), &block.pool(), context);
+    if (bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
+    put_back(block, context);  // a checkpoint is restored between runs: other streams' uses are done
   }
   for (const PoolCheckpoint::LiveBlock& wanted : checkpoint.live) {
     const auto piece =
         std::find_if(pieces.begin(), pieces.end(), [&](const Piece& p) { return wanted.address >= p.address && wanted.address < p.end; });
-    Block* block = piece->segment->first;
-    while (block->address + block->bytes <= wanted.address) block = block->next;
-    block = carve(block, wanted.address, wanted.bytes, context);
-    block->requested_bytes = wanted.requested_bytes;
-    add(stats_.requested_bytes, stat_pool(block->pool()), static_cast<std::int64_t>(wanted.requested_bytes));
-    record(Action::kAlloc, block->address, block->requested_bytes, block->stream(), &block->pool(), context);
-    allocated->push_back(reinterpret_cast<void*>(block->address));
+    Block block = blocks_.first(*piece->segment);
+    while (block.end() <= wanted.address) block = block.next();
+    carve(block, wanted, context);
+    allocated->push_back(reinterpret_cast<void*>(wanted.address));
   }
   return {};
 }

@@ -125,7 +125,7 @@ class ChunkedList {
   }
 
  private:
-  static constexpr std::size_t kCapacity = 1024 / sizeof(Entry);
+  static constexpr std::size_t kCapacity = 512 / sizeof(Entry);
   static constexpr std::size_t kCachedChunks = 32;
 
   struct Chunk {

@@ -3,20 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/caching/block.h"
-
 namespace mybackend::caching {
-
-FreeSet::Key FreeSet::key(const Block* block) noexcept {
-  return {block->bytes, block->address};
-}
-
-FreeSet::StreamSet* FreeSet::find_stream(StreamHandle stream) const noexcept {
-  for (const auto& set : streams_) {
-    if (set->stream == stream) return set.get();
-  }
-  return nullptr;
-}
 
 // --- One stream -------------------------------------------------------------------------------
 
@@ -34,199 +21,203 @@ std::size_t FreeSet::StreamSet::used_from(std::size_t index) const noexcept {
 }
 
 std::size_t FreeSet::StreamSet::used_before(std::size_t index) const noexcept {
-  std::size_t page = std::min(index, kBinCount) / kPageBins;
-  if (page < kPageCount && index % kPageBins != 0) {
+  const auto highest = [](std::uint64_t bits) { return 63 - static_cast<std::size_t>(std::countl_zero(bits)); };
+  std::size_t page = index / kPageBins;  // index is at most kBinCount
+  if (page < kPageCount) {
     const std::uint64_t here = used_bins[page] & ((std::uint64_t{1} << (index % kPageBins)) - 1);
-    if (here != 0) return page * kPageBins + 63 - static_cast<std::size_t>(std::countl_zero(here));
+    if (here != 0) return page * kPageBins + highest(here);
   }
   const std::uint64_t earlier = page == kPageCount ? used_pages : used_pages & ((std::uint64_t{1} << page) - 1);
   if (earlier == 0) return kBinCount;
-  page = 63 - static_cast<std::size_t>(std::countl_zero(earlier));
-  return page * kPageBins + 63 - static_cast<std::size_t>(std::countl_zero(used_bins[page]));
+  page = highest(earlier);
+  return page * kPageBins + highest(used_bins[page]);
 }
 
-Block* FreeSet::StreamSet::highest_of(std::size_t index) const noexcept {
+FreeSet::Key FreeSet::StreamSet::highest_of(std::size_t index) const noexcept {
   const Bin& b = bin(index);
-  return b.others == nullptr || b.others->empty() ? b.lowest.block : b.others->back().block;
+  return {bytes_of(index), b.others == nullptr || b.others->empty() ? b.lowest : b.others->back()};
 }
 
-void FreeSet::StreamSet::insert(std::size_t bytes, std::uintptr_t address, Block* block) {
-  if (!has_bin(bytes)) {
-    large.insert({bytes, address, block});
+void FreeSet::StreamSet::insert(Key key) {
+  if (!has_bin(key.bytes)) {
+    large.insert(key);
     return;
   }
-  const std::size_t index = bin_of(bytes);
+  const std::size_t index = bin_of(key.bytes);
   std::unique_ptr<Page>& page = pages[index / kPageBins];
   if (page == nullptr) page = std::make_unique<Page>();
   Bin& b = bin(index);
-  const BinEntry entry{address, block};
-  if (b.lowest.block == nullptr) {
-    b.lowest = entry;
+  if (b.lowest == 0) {
+    b.lowest = key.address;
     used_bins[index / kPageBins] |= std::uint64_t{1} << (index % kPageBins);
     used_pages |= std::uint64_t{1} << (index / kPageBins);
     return;
   }
-  if (b.others == nullptr) b.others = std::make_unique<ChunkedList<BinEntry>>();
-  if (entry < b.lowest) {
-    b.others->insert(b.lowest);
-    b.lowest = entry;
-  } else {
-    b.others->insert(entry);
-  }
+  if (b.others == nullptr) b.others = std::make_unique<ChunkedList<std::uintptr_t>>();
+  b.others->insert(std::max(key.address, b.lowest));
+  b.lowest = std::min(key.address, b.lowest);
 }
 
-bool FreeSet::StreamSet::erase(std::size_t bytes, std::uintptr_t address) noexcept {
-  if (!has_bin(bytes)) {
-    const auto place = large.lower_bound({bytes, address, nullptr});
-    if (large.is_end(place) || large.at(place).bytes != bytes || large.at(place).address != address) return false;
+bool FreeSet::StreamSet::erase(Key key) noexcept {
+  if (!has_bin(key.bytes)) {
+    const auto place = large.lower_bound(key);
+    if (large.is_end(place) || large.at(place) != key) return false;
     large.erase(place);
     return true;
   }
-  const std::size_t index = bin_of(bytes);
+  const std::size_t index = bin_of(key.bytes);
   if (!is_used(index)) return false;
   Bin& b = bin(index);
   const bool has_others = b.others != nullptr && !b.others->empty();
-  if (b.lowest.address == address) {
+  if (b.lowest == key.address) {
     if (has_others) {
       b.lowest = b.others->front();
       b.others->erase({0, 0});
       return true;
     }
-    b.lowest = {};
+    b.lowest = 0;
     used_bins[index / kPageBins] &= ~(std::uint64_t{1} << (index % kPageBins));
     if (used_bins[index / kPageBins] == 0) used_pages &= ~(std::uint64_t{1} << (index / kPageBins));
     return true;
   }
   if (!has_others) return false;
-  const auto place = b.others->lower_bound({address, nullptr});
-  if (b.others->is_end(place) || b.others->at(place).address != address) return false;
+  const auto place = b.others->lower_bound(key.address);
+  if (b.others->is_end(place) || b.others->at(place) != key.address) return false;
   b.others->erase(place);
   return true;
 }
 
-const Block* FreeSet::StreamSet::find(std::size_t bytes, std::uintptr_t address) const noexcept {
-  if (!has_bin(bytes)) {
-    const auto place = large.lower_bound({bytes, address, nullptr});
-    if (large.is_end(place)) return nullptr;
-    const LargeEntry& entry = large.at(place);
-    return entry.bytes == bytes && entry.address == address ? entry.block : nullptr;
+bool FreeSet::StreamSet::contains(Key key) const noexcept {
+  if (!has_bin(key.bytes)) {
+    const auto place = large.lower_bound(key);
+    return !large.is_end(place) && large.at(place) == key;
   }
-  if (!is_used(bin_of(bytes))) return nullptr;
-  const Bin& b = bin(bin_of(bytes));
-  if (b.lowest.address == address) return b.lowest.block;
-  if (b.others == nullptr) return nullptr;
-  const auto place = b.others->lower_bound({address, nullptr});
-  return !b.others->is_end(place) && b.others->at(place).address == address ? b.others->at(place).block : nullptr;
+  if (!is_used(bin_of(key.bytes))) return false;
+  const Bin& b = bin(bin_of(key.bytes));
+  if (b.lowest == key.address) return true;
+  if (b.others == nullptr) return false;
+  const auto place = b.others->lower_bound(key.address);
+  return !b.others->is_end(place) && b.others->at(place) == key.address;
 }
 
 // --- All streams ------------------------------------------------------------------------------
 
-void FreeSet::insert(Block* block) {
-  StreamSet* set = find_stream(block->stream());
-  if (set == nullptr) {
-    const auto position =
-        std::lower_bound(streams_.begin(), streams_.end(), block->stream(), [](const auto& s, StreamHandle h) { return s->stream < h; });
-    set = streams_.insert(position, std::make_unique<StreamSet>(block->stream()))->get();
+FreeSet::StreamSet* FreeSet::find_stream(StreamHandle stream) const noexcept {
+  for (const auto& set : streams_) {
+    if (set->stream == stream) return set.get();
   }
-  set->insert(block->bytes, block->address, block);
-  ++count_;
+  return nullptr;
 }
 
-bool FreeSet::erase(const Block* block) noexcept {
-  StreamSet* set = find_stream(block->stream());
-  if (set == nullptr || !set->erase(block->bytes, block->address)) return false;
+FreeSet::StreamSet& FreeSet::make_stream(StreamHandle stream) {
+  const auto position =
+      std::lower_bound(streams_.begin(), streams_.end(), stream, [](const auto& set, StreamHandle handle) { return set->stream < handle; });
+  return **streams_.insert(position, std::make_unique<StreamSet>(stream));
+}
+
+void FreeSet::insert(StreamHandle stream, Key key) {
+  StreamSet* set = find_stream(stream);
+  (set != nullptr ? *set : make_stream(stream)).insert(key);
+  ++count_;
+  if (clock_ != 0) entered_[key.address] = clock_;
+}
+
+bool FreeSet::erase(StreamHandle stream, Key key) noexcept {
+  StreamSet* set = find_stream(stream);
+  if (set == nullptr || !set->erase(key)) return false;
   --count_;
+  if (!entered_.empty()) entered_.erase(key.address);
   return true;
 }
 
-void FreeSet::replace(Key member, Block* block) {
-  StreamSet& set = *find_stream(block->stream());
-  if (!has_bin(member.bytes) && !has_bin(block->bytes)) {
-    set.large.replace(set.large.lower_bound({member.bytes, member.address, nullptr}), {block->bytes, block->address, block});
-    return;
+void FreeSet::replace(StreamHandle stream, Key member, Key key) {
+  StreamSet& set = *find_stream(stream);
+  if (has_bin(member.bytes) || has_bin(key.bytes)) {
+    set.erase(member);
+    set.insert(key);
+  } else {
+    set.large.replace(set.large.lower_bound(member), key);
   }
-  set.erase(member.bytes, member.address);
-  set.insert(block->bytes, block->address, block);
+  if (!entered_.empty()) entered_.erase(member.address);
+  if (clock_ != 0) entered_[key.address] = clock_;
 }
 
-bool FreeSet::contains(const Block* block) const noexcept {
-  const StreamSet* set = find_stream(block->stream());
-  return set != nullptr && set->find(block->bytes, block->address) == block;
-}
-
-Block* FreeSet::lower_bound(StreamHandle stream, std::size_t bytes) const noexcept {
+bool FreeSet::contains(StreamHandle stream, Key key) const noexcept {
   const StreamSet* set = find_stream(stream);
-  if (set == nullptr) return nullptr;
+  return set != nullptr && set->contains(key);
+}
+
+FreeSet::Key FreeSet::lower_bound(StreamHandle stream, std::size_t bytes) const noexcept {
+  const StreamSet* set = find_stream(stream);
+  if (set == nullptr) return {};
   if (has_bin(bytes)) {
     const std::size_t index = set->used_from(bytes == 0 ? 0 : bin_of(bytes + kBinStepBytes - 1));
-    if (index != kBinCount) return set->bin(index).lowest.block;
-    return set->large.empty() ? nullptr : set->large.front().block;
+    if (index != kBinCount) return set->lowest_of(index);
+    return set->large.empty() ? Key() : set->large.front();
   }
-  const auto place = set->large.lower_bound({bytes, 0, nullptr});
-  return set->large.is_end(place) ? nullptr : set->large.at(place).block;
+  const auto place = set->large.lower_bound({bytes, 0});
+  return set->large.is_end(place) ? Key() : set->large.at(place);
 }
 
-Block* FreeSet::below(StreamHandle stream, std::size_t bytes) const noexcept {
+FreeSet::Key FreeSet::below(StreamHandle stream, std::size_t bytes) const noexcept {
   const StreamSet* set = find_stream(stream);
-  if (set == nullptr || bytes == 0) return nullptr;
-  if (!has_bin(bytes) && !set->large.empty()) {
-    const auto place = set->large.lower_bound({bytes, 0, nullptr});
-    if (set->large.is_end(place)) return set->large.back().block;
+  if (set == nullptr || bytes == 0) return {};
+  if (!has_bin(bytes)) {
+    const auto place = set->large.lower_bound({bytes, 0});
     const auto smaller = set->large.before(place);
-    if (!set->large.is_end(smaller)) return set->large.at(smaller).block;
+    if (!set->large.is_end(smaller)) return set->large.at(smaller);
   }
   const std::size_t index = set->used_before(has_bin(bytes) ? bin_of(bytes + kBinStepBytes - 1) : kBinCount);
-  return index == kBinCount ? nullptr : set->highest_of(index);
+  return index == kBinCount ? Key() : set->highest_of(index);
 }
 
-Block* FreeSet::after(const Block* block) const noexcept {
-  const StreamSet* set = find_stream(block->stream());
-  if (set == nullptr) return nullptr;
-  if (!has_bin(block->bytes)) {
-    const auto next = set->large.after(set->large.lower_bound({block->bytes, block->address, nullptr}));
-    return set->large.is_end(next) ? nullptr : set->large.at(next).block;
+FreeSet::Key FreeSet::after(StreamHandle stream, Key member) const noexcept {
+  const StreamSet& set = *find_stream(stream);
+  if (!has_bin(member.bytes)) {
+    const auto next = set.large.after(set.large.lower_bound(member));
+    return set.large.is_end(next) ? Key() : set.large.at(next);
   }
-  const std::size_t index = bin_of(block->bytes);
-  const Bin& b = set->bin(index);
+  const std::size_t index = bin_of(member.bytes);
+  const Bin& b = set.bin(index);
   if (b.others != nullptr && !b.others->empty()) {
-    if (b.lowest.address == block->address) return b.others->front().block;
-    const auto next = b.others->after(b.others->lower_bound({block->address, nullptr}));
-    if (!b.others->is_end(next)) return b.others->at(next).block;
+    if (b.lowest == member.address) return {member.bytes, b.others->front()};
+    const auto next = b.others->after(b.others->lower_bound(member.address));
+    if (!b.others->is_end(next)) return {member.bytes, b.others->at(next)};
   }
-  const std::size_t larger = set->used_from(index + 1);
-  if (larger != kBinCount) return set->bin(larger).lowest.block;
-  return set->large.empty() ? nullptr : set->large.front().block;
+  const std::size_t larger = set.used_from(index + 1);
+  if (larger != kBinCount) return set.lowest_of(larger);
+  return set.large.empty() ? Key() : set.large.front();
 }
 
-Block* FreeSet::before(const Block* block) const noexcept {
-  const StreamSet* set = find_stream(block->stream());
-  if (set == nullptr) return nullptr;
+FreeSet::Key FreeSet::before(StreamHandle stream, Key member) const noexcept {
+  const StreamSet& set = *find_stream(stream);
   std::size_t index = kBinCount;
-  if (has_bin(block->bytes)) {
-    index = bin_of(block->bytes);
-    const Bin& b = set->bin(index);
-    if (b.lowest.address != block->address) {
-      const auto smaller = b.others->before(b.others->lower_bound({block->address, nullptr}));
-      return b.others->is_end(smaller) ? b.lowest.block : b.others->at(smaller).block;
+  if (has_bin(member.bytes)) {
+    index = bin_of(member.bytes);
+    const Bin& b = set.bin(index);
+    if (b.lowest != member.address) {
+      const auto smaller = b.others->before(b.others->lower_bound(member.address));
+      return {member.bytes, b.others->is_end(smaller) ? b.lowest : b.others->at(smaller)};
     }
   } else {
-    const auto smaller = set->large.before(set->large.lower_bound({block->bytes, block->address, nullptr}));
-    if (!set->large.is_end(smaller)) return set->large.at(smaller).block;
+    const auto smaller = set.large.before(set.large.lower_bound(member));
+    if (!set.large.is_end(smaller)) return set.large.at(smaller);
   }
-  const std::size_t smaller = set->used_before(index);
-  return smaller == kBinCount ? nullptr : set->highest_of(smaller);
+  const std::size_t smaller = set.used_before(index);
+  return smaller == kBinCount ? Key() : set.highest_of(smaller);
 }
 
-std::vector<Block*> FreeSet::blocks() const {
-  std::vector<Block*> result;
+std::vector<FreeSet::Member> FreeSet::members() const {
+  std::vector<Member> result;
   result.reserve(count_);
   for (const auto& set : streams_) {
     for (std::size_t index = set->used_from(0); index != kBinCount; index = set->used_from(index + 1)) {
       const Bin& b = set->bin(index);
-      result.push_back(b.lowest.block);
-      if (b.others != nullptr) b.others->for_each([&](const BinEntry& entry) { result.push_back(entry.block); });
+      result.push_back({set->stream, {bytes_of(index), b.lowest}});
+      if (b.others == nullptr) continue;
+      b.others->for_each([&](std::uintptr_t address) { result.push_back({set->stream, {bytes_of(index), address}}); });
     }
-    set->large.for_each([&](const LargeEntry& entry) { result.push_back(entry.block); });
+    set->large.for_each([&](const Key& key) { result.push_back({set->stream, key}); });
   }
   return result;
 }

@@ -24,59 +24,64 @@ struct Recount {
 std::string CachingAllocator::check_invariants() const {
   Lock lock(mutex_);
   std::ostringstream wrong;
-  auto fail = [&](const Block* block, const char* what) {
-    wrong << "block at 0x" << std::hex << (block != nullptr ? block->address : 0) << std::dec << ": " << what << '\n';
+  const auto fail = [&](std::uintptr_t address, const char* what) {
+    wrong << "block at 0x" << std::hex << address << std::dec << ": " << what << '\n';
   };
   Recount count;
   std::size_t block_count = 0, free_blocks = 0, unmapped_blocks = 0;
-  for (const auto& segment : segments_) {
+  for (std::size_t index = 0; index < segments_.size(); ++index) {
+    const Segment* const segment = segments_[index].get();
     const int pool = stat_pool(*segment->pool);
+    if (segment->index != index) fail(segment->address, "begins a segment that does not know its index");
     std::uintptr_t expected = segment->address;
-    const Block* previous = nullptr;
+    Block previous;
     std::size_t mapped_bytes = 0;
-    for (const Block* block = segment->first; block != nullptr; previous = block, block = block->next) {
-      if (block->previous != previous) fail(block, "is not linked to its predecessor");
-      if (block->address != expected) fail(block, "does not begin where its predecessor ends");
-      if (blocks_.find(block->address) != block) fail(block, "is not found by its address");
+    for (Block block = blocks_.first(*segment); block; previous = block, block = block.next()) {
+      const std::uintptr_t address = block.address();
+      const std::size_t bytes = block.bytes();
+      if (block.previous() != previous) fail(address, "is not linked to its predecessor");
+      if (address != expected) fail(address, "does not begin where its predecessor ends");
+      if (blocks_.find(address) != block) fail(address, "is not found by its address");
       ++block_count;
-      if (block->bytes == 0) fail(block, "is empty");
-      if (block->segment != segment.get()) fail(block, "belongs to another segment");
-      if (!segment->expandable && !block->mapped) fail(block, "is unmapped in an ordinary segment");
-      expected += block->bytes;
-      if (previous != nullptr && previous->is_available() && block->is_available() && previous->mapped == block->mapped) {
-        fail(block, "and its predecessor are both free and not merged");
+      if (bytes == 0 || block.end() <= address) fail(address, "is empty");
+      if (&block.segment() != segment) fail(address, "belongs to another segment");
+      if (!segment->expandable && !block.is_mapped()) fail(address, "is unmapped in an ordinary segment");
+      expected = block.end();
+      const bool available = block.is_available();
+      if (previous && previous.is_available() && available && previous.is_mapped() == block.is_mapped()) {
+        fail(address, "and its predecessor are both free and not merged");
       }
-      const bool available = block->is_available();
-      if (!block->mapped) {
+      const FreeSet::Key key{bytes, address};
+      if (!block.is_mapped()) {
         ++unmapped_blocks;
-        if (!available) fail(block, "is unmapped but in use");
-        if (block->pool().unmapped.count(const_cast<Block*>(block)) == 0) fail(block, "is not in the unmapped set");
+        if (!available) fail(address, "is unmapped but in use");
+        if (segment->pool->unmapped.count({segment->stream, address}) == 0) fail(address, "is not in the unmapped set");
         continue;
       }
-      mapped_bytes += block->bytes;
+      mapped_bytes += bytes;
       if (available) {
         ++free_blocks;
-        if (!block->pool().free.contains(block)) fail(block, "is free but not in the free set");
-        if (block->is_split() && !segment->expandable) {
+        if (!segment->pool->free.contains(segment->stream, key)) fail(address, "is free but not in the free set");
+        if (block.is_split() && !segment->expandable) {
           Recount::add(count.inactive_split, pool, 1);
-          Recount::add(count.inactive_split_bytes, pool, block->bytes);
+          Recount::add(count.inactive_split_bytes, pool, bytes);
         }
       } else {
-        if (block->pool().free.contains(block)) fail(block, "is in use and in the free set");
+        if (segment->pool->free.contains(segment->stream, key)) fail(address, "is in use and in the free set");
         Recount::add(count.active, pool, 1);
-        Recount::add(count.active_bytes, pool, block->bytes);
-        Recount::add(count.requested_bytes, pool, block->requested_bytes);
-        if (block->allocated) {
+        Recount::add(count.active_bytes, pool, bytes);
+        Recount::add(count.requested_bytes, pool, blocks_.requested_bytes(block));
+        if (block.is_allocated()) {
           Recount::add(count.allocation, pool, 1);
-          Recount::add(count.allocated_bytes, pool, block->bytes);
+          Recount::add(count.allocated_bytes, pool, bytes);
         }
       }
     }
-    if (expected != segment->address + segment->bytes) fail(previous, "is the last, but the segment goes on");
+    if (expected != segment->address + segment->bytes) fail(previous ? previous.address() : 0, "is the last, but the segment goes on");
     Recount::add(count.reserved_bytes, pool, mapped_bytes);
     if (segment->expandable) {
       if (mapped_bytes != segment->expandable->mapped_page_count() * segment->expandable->page_bytes()) {
-        fail(segment->first, "begins a segment whose mapped pages and mapped blocks differ");
+        fail(segment->address, "begins a segment whose mapped pages and mapped blocks differ");
       }
     } else {
       Recount::add(count.segment, pool, 1);

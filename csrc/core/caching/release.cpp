@@ -9,103 +9,100 @@ namespace mybackend::caching {
 FreeResult CachingAllocator::free(void* ptr, std::size_t* requested_bytes) noexcept {
   Context context = capture_context(RecordContext::kAll);
   Lock lock(mutex_);
-  Block* block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
-  if (block == nullptr || !block->allocated) return FreeResult::kUnknownPointer;
-  if (requested_bytes != nullptr) *requested_bytes = block->requested_bytes;
-  block->allocated = false;
-  BlockPool& pool = block->pool();
+  const Block block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (!block || !block.is_allocated()) return FreeResult::kUnknownPointer;
+  const std::size_t requested = blocks_.requested_bytes(block), bytes = block.bytes();
+  if (requested_bytes != nullptr) *requested_bytes = requested;
+  BlockPool& pool = block.pool();
   const int which = stat_pool(pool);
   subtract(stats_.allocation, which, 1);
-  subtract(stats_.allocated_bytes, which, static_cast<std::int64_t>(block->bytes));
-  record(Action::kFreeRequested, block->address, block->requested_bytes, block->stream(), &pool, context);
-  if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
-  if (block->extra == nullptr || block->extra->stream_uses.empty()) {
+  subtract(stats_.allocated_bytes, which, static_cast<std::int64_t>(bytes));
+  record(Action::kFreeRequested, block.address(), requested, block.stream(), &pool, context);
+  if (bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.decrease(1);
+  block.set_state(Block::kWaiting);
+  const BlockExtra* extra = blocks_.extra(block);
+  if (extra == nullptr || extra->stream_uses.empty()) {
     put_back(block, context);
   } else if (capture_count_ > 0) {
     mark_uses(block);
-    event_waiters_.push_back(block);  // a capture must not record events of its own accord
-  } else {
-    record_events(block);
-    if (block->extra->event_count == 0) put_back(block, context);
+    event_waiters_.push_back(block.address());  // a capture must not record events of its own accord
+  } else if (!record_events(block)) {
+    put_back(block, context);
   }
   return FreeResult::kFreed;
 }
 
 // The end of a free: the block joins its free neighbours and the free set.
-void CachingAllocator::put_back(Block* block, const Context& context) {
-  BlockPool& pool = block->pool();
-  record(Action::kFreeCompleted, block->address, block->requested_bytes, block->stream(), &pool, context);
+void CachingAllocator::put_back(Block block, const Context& context) {
+  BlockPool& pool = block.pool();
+  const StreamHandle stream = block.stream();
   const int which = stat_pool(pool);
-  const auto freed_bytes = static_cast<std::int64_t>(block->bytes);
-  const std::size_t requested_bytes = block->requested_bytes;
-  block->extra.reset();
+  const FreeSet::Key freed = key_of(block);
+  const std::size_t requested_bytes = blocks_.requested_bytes(block);
+  record(Action::kFreeCompleted, freed.address, requested_bytes, stream, &pool, context);
+  blocks_.drop_extra(block);
+  block.set_state(Block::kFree);
 
   std::int64_t split_blocks = 0, split_bytes = 0;  // net change
-  const auto mergeable = [](const Block* neighbour) { return neighbour != nullptr && neighbour->is_available() && neighbour->mapped; };
-  Block* const previous = mergeable(block->previous) ? block->previous : nullptr;
-  Block* const next = mergeable(block->next) ? block->next : nullptr;
-  // The result takes the place of one absorbed neighbour in the free set.
-  FreeSet::Key place{0, 0};
-  if (next != nullptr) {
+  const auto is_mergeable = [](Block neighbour) { return neighbour && neighbour.is_available() && neighbour.is_mapped(); };
+  const Block previous = block.previous(), next = block.next();
+  const bool joins_previous = is_mergeable(previous), joins_next = is_mergeable(next);
+  FreeSet::Key result = freed;
+  FreeSet::Key place;  // the result takes the place of one absorbed neighbour in the free set
+  if (joins_next) {
+    place = key_of(next);
     split_blocks -= 1;
-    split_bytes -= static_cast<std::int64_t>(next->bytes);
-    if (previous != nullptr)
-      pool.free.erase(next);
-    else
-      place = FreeSet::key(next);
-    absorb_next(block);
+    split_bytes -= static_cast<std::int64_t>(place.bytes);
+    result.bytes += place.bytes;
+    if (joins_previous) pool.free.erase(stream, place);
+    blocks_.end(next);
   }
-  if (previous != nullptr) {
+  if (joins_previous) {
+    place = {freed.address - previous.address(), previous.address()};
     split_blocks -= 1;
-    split_bytes -= static_cast<std::int64_t>(previous->bytes);
-    place = FreeSet::key(previous);
-    absorb_next(previous);
-    block = previous;
-    block->requested_bytes = requested_bytes;
+    split_bytes -= static_cast<std::int64_t>(place.bytes);
+    result = {place.bytes + result.bytes, place.address};
+    blocks_.end(block);
+    blocks_.set_requested_bytes(previous, requested_bytes);
   }
-  if (place.bytes != 0)
-    replace_free(place, block);
+  if (place)
+    pool.free.replace(stream, place, result);
   else
-    insert_free(block);
-  if (block->is_split()) {
+    pool.free.insert(stream, result);
+  const Block merged = joins_previous ? previous : block;
+  if (merged.is_split()) {
     split_blocks += 1;
-    split_bytes += static_cast<std::int64_t>(block->bytes);
+    split_bytes += static_cast<std::int64_t>(result.bytes);
   }
-  if (!block->is_expandable()) {
+  if (!merged.is_expandable()) {
     if (split_blocks > 0) add(stats_.inactive_split, which, split_blocks);
     if (split_blocks < 0) subtract(stats_.inactive_split, which, -split_blocks);
     if (split_bytes > 0) add(stats_.inactive_split_bytes, which, split_bytes);
     if (split_bytes < 0) subtract(stats_.inactive_split_bytes, which, -split_bytes);
   }
   subtract(stats_.active, which, 1);
-  subtract(stats_.active_bytes, which, freed_bytes);
+  subtract(stats_.active_bytes, which, static_cast<std::int64_t>(freed.bytes));
   subtract(stats_.requested_bytes, which, static_cast<std::int64_t>(requested_bytes));
-}
-
-// The block's bytes grow by those of the next one, which is in no set any more and ends.
-void CachingAllocator::absorb_next(Block* block) noexcept {
-  Block* from = block->next;
-  block->bytes += from->bytes;
-  block->next = from->next;
-  if (block->next != nullptr) block->next->previous = block;
-  blocks_.destroy(from);
 }
 
 // Joins a block that is in no set with its neighbours that are free and in the same mapped
 // state, and takes them out of their sets. Returns the result, in no set.
-Block* CachingAllocator::merge_neighbours(Block* block) noexcept {
-  const auto take = [&](Block* neighbour) {
-    if (neighbour == nullptr || !neighbour->is_available() || neighbour->mapped != block->mapped) return false;
-    if (neighbour->mapped)
-      neighbour->pool().free.erase(neighbour);
+Block CachingAllocator::merge_neighbours(Block block) {
+  BlockPool& pool = block.pool();
+  const StreamHandle stream = block.stream();
+  const auto take = [&](Block neighbour) {
+    if (!neighbour || !neighbour.is_available() || neighbour.is_mapped() != block.is_mapped()) return false;
+    if (neighbour.is_mapped())
+      pool.free.erase(stream, key_of(neighbour));
     else
-      neighbour->pool().unmapped.erase(neighbour);
+      pool.unmapped.erase({stream, neighbour.address()});
     return true;
   };
-  if (take(block->next)) absorb_next(block);
-  if (Block* previous = block->previous; take(previous)) {
-    previous->requested_bytes = block->requested_bytes;
-    absorb_next(previous);
+  if (const Block next = block.next(); take(next)) blocks_.end(next);
+  if (const Block previous = block.previous(); take(previous)) {
+    const std::size_t requested_bytes = blocks_.requested_bytes(block);
+    blocks_.end(block);
+    blocks_.set_requested_bytes(previous, requested_bytes);
     return previous;
   }
   return block;
@@ -121,32 +118,34 @@ Status CachingAllocator::give_back(const BlockPool& pool, void* ptr, std::size_t
 }
 
 // `block` is a whole segment, free.
-void CachingAllocator::release_block(Block* block, const Context& context) {
-  BlockPool& pool = block->pool();
-  Segment* segment = block->segment;
-  if (!give_back(pool, reinterpret_cast<void*>(block->address), block->bytes, block->stream()).ok()) return;  // stays cached
-  record(Action::kSegmentFree, block->address, block->bytes, block->stream(), &pool, context);
+void CachingAllocator::release_block(Block block, const Context& context) {
+  Segment& segment = block.segment();
+  BlockPool& pool = *segment.pool;
+  const FreeSet::Key key = key_of(block);
+  if (!give_back(pool, reinterpret_cast<void*>(key.address), key.bytes, segment.stream).ok()) return;  // stays cached
+  record(Action::kSegmentFree, key.address, key.bytes, segment.stream, &pool, context);
   if (pool.owner != nullptr) --pool.owner->segment_count;
-  change_reserved(pool, -static_cast<std::int64_t>(block->bytes));
+  change_reserved(pool, -static_cast<std::int64_t>(key.bytes));
   subtract(stats_.segment, stat_pool(pool), 1);
   ++stats_.num_device_free;
-  if (block->bytes >= settings_.max_split_size_mb) stats_.oversize_segments.decrease(1);
-  pool.free.erase(block);
-  blocks_.destroy(block);
-  delete_segment(segment);
+  if (key.bytes >= settings_.max_split_size_mb) stats_.oversize_segments.decrease(1);
+  pool.free.erase(segment.stream, key);
+  blocks_.end(block);
+  delete_segment(&segment);
 }
 
 void CachingAllocator::release_pool_blocks(BlockPool& pool, const Context& context) {
-  std::vector<Block*> expandable;
-  for (Block* block : pool.free.blocks()) {
-    if (block->is_expandable())
-      expandable.push_back(block);
-    else if (!block->is_split())
+  std::vector<std::uintptr_t> expandable;
+  for (const FreeSet::Member& member : pool.free.members()) {
+    const Block block = blocks_.find(member.key.address);
+    if (block.is_expandable())
+      expandable.push_back(member.key.address);
+    else if (!block.is_split())
       release_block(block, context);
   }
-  for (Block* block : expandable) {
-    Block* left = unmap_block(block, context);
-    if (!left->is_split() && !left->mapped) drop_expandable_segment(left);
+  for (std::uintptr_t address : expandable) {
+    const Block left = unmap_block(blocks_.find(address), context);
+    if (!left.is_split() && !left.is_mapped()) drop_expandable_segment(left);
   }
   for (auto& segment : segments_) {
     if (segment->pool == &pool && segment->expandable != nullptr) segment->expandable->release_idle_pages();
@@ -195,21 +194,22 @@ bool CachingAllocator::release_available_blocks(const Request& r) {
   if (max_split == kUnlimitedBytes) return false;
   BlockPool& pool = *r.pool;
   const std::size_t wanted = std::max(r.bytes, max_split);
-  Block* enough = pool.free.lower_bound(r.stream, wanted);
-  while (enough != nullptr && enough->is_expandable()) enough = pool.free.after(enough);
-  if (enough != nullptr && !enough->is_split()) {
-    release_block(enough, r.context);
+  FreeSet::Key enough = pool.free.lower_bound(r.stream, wanted);
+  while (enough && blocks_.find(enough.address).is_expandable()) enough = pool.free.after(r.stream, enough);
+  if (enough && !blocks_.find(enough.address).is_split()) {
+    release_block(blocks_.find(enough.address), r.context);
     return true;
   }
   std::size_t released = 0;
-  Block* block = pool.free.below(r.stream, wanted);
-  while (block != nullptr && released < wanted && block->bytes >= max_split) {
-    Block* smaller = pool.free.before(block);
-    if (!block->is_expandable() && !block->is_split()) {
-      released += block->bytes;
+  FreeSet::Key key = pool.free.below(r.stream, wanted);
+  while (key && released < wanted && key.bytes >= max_split) {
+    const FreeSet::Key smaller = pool.free.before(r.stream, key);
+    const Block block = blocks_.find(key.address);
+    if (!block.is_expandable() && !block.is_split()) {
+      released += key.bytes;
       release_block(block, r.context);
     }
-    block = smaller;
+    key = smaller;
   }
   return released >= wanted;
 }
@@ -222,20 +222,22 @@ void CachingAllocator::collect_garbage(const Context& context) {
   const std::size_t target = reserved_bytes_ - threshold;
   std::size_t reclaimed = 0;
   std::int64_t total_age = 0, count = 0;
-  for (const Block* block : large_.free.blocks()) {
-    if (block->is_split()) continue;
-    total_age += block->age();
+  for (const FreeSet::Member& member : large_.free.members()) {
+    if (blocks_.find(member.key.address).is_split()) continue;
+    total_age += large_.free.age(member.key.address);
     ++count;
   }
   bool progress = true;
   while (reclaimed < target && progress && count > 0) {
     progress = false;
     const double average = static_cast<double>(total_age) / static_cast<double>(count);
-    for (Block* block : large_.free.blocks()) {
-      if (block->is_split() || block->is_expandable() || static_cast<double>(block->age()) < average) continue;
+    for (const FreeSet::Member& member : large_.free.members()) {
+      const Block block = blocks_.find(member.key.address);
+      const std::int64_t age = large_.free.age(member.key.address);
+      if (block.is_split() || block.is_expandable() || static_cast<double>(age) < average) continue;
       progress = true;
-      reclaimed += block->bytes;
-      total_age -= block->age();
+      reclaimed += member.key.bytes;
+      total_age -= age;
       --count;
       release_block(block, context);
     }

@@ -11,7 +11,7 @@ struct CachingAllocator::Request {
   std::size_t segment_bytes;  // what a new segment for it would take
   StreamHandle stream;
   BlockPool* pool;
-  Block* block = nullptr;
+  Block block;
   bool block_is_in_free_set = false;  // found there; else it is in no set
   Context context;
   Status driver_status;  // the last refusal

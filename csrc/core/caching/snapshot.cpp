@@ -11,29 +11,31 @@ std::vector<SegmentInfo> CachingAllocator::snapshot(bool mark) {
   Lock lock(mutex_);
   std::vector<SegmentInfo> result;
   for (const auto& segment : segments_) {
-    const Block* block = segment->first;
-    while (block != nullptr) {
-      if (!block->mapped) {
-        block = block->next;
+    Block block = blocks_.first(*segment);
+    while (block) {
+      if (!block.is_mapped()) {
+        block = block.next();
         continue;
       }
       SegmentInfo info{};
       info.device = device_;
-      info.address = block->address;
+      info.address = block.address();
       info.stream = segment->stream;
       info.is_large = !segment->pool->is_small;
       info.is_expandable = segment->expandable != nullptr;
       info.pool_id = segment->pool->owner != nullptr ? segment->pool->owner->id : PoolId{0, 0};
       info.context = segment->context;
-      for (; block != nullptr && block->mapped; block = block->next) {
-        const bool active = !block->is_available();
-        info.blocks.push_back(
-            {block->address, block->bytes, block->requested_bytes, block->allocated, active, active ? 0 : block->age(), block->context()});
-        info.total_bytes += block->bytes;
-        if (block->allocated) info.allocated_bytes += block->bytes;
+      for (; block && block.is_mapped(); block = block.next()) {
+        const std::size_t bytes = block.bytes(), requested_bytes = blocks_.requested_bytes(block);
+        const bool allocated = block.is_allocated(), active = !block.is_available();
+        const BlockExtra* extra = blocks_.extra(block);
+        info.blocks.push_back({block.address(), bytes, requested_bytes, allocated, active,
+                               active ? 0 : segment->pool->free.age(block.address()), extra != nullptr ? extra->context : Context()});
+        info.total_bytes += bytes;
+        if (allocated) info.allocated_bytes += bytes;
         if (active) {
-          info.active_bytes += block->bytes;
-          info.requested_bytes += block->requested_bytes;
+          info.active_bytes += bytes;
+          info.requested_bytes += requested_bytes;
         }
       }
       result.push_back(std::move(info));

@@ -2,7 +2,7 @@
 //
 //   segment   memory taken from the driver in one piece, or (expandable) an address range in
 //             which pages are mapped as needed
-//   block     a part of a segment. The blocks of a segment tile it; neighbours are linked.
+//   block     a part of a segment. The blocks of a segment tile it.
 //             active:  handed out, or freed while another stream still uses it
 //             inactive: in its pool's free set; two free neighbours in the same mapped state
 //             are always merged

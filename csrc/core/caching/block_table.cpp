@@ -1,7 +1,6 @@
 #include "core/caching/block_table.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <utility>

@@ -76,8 +76,7 @@ struct Leaf {
     std::memcpy(sums, &below, sizeof sums);
     sums[0] += sums[1];
     sums[0] += sums[0] >> 32;
-    const auto place = static_cast<std::uint32_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
-    return place;
+    return static_cast<std::uint32_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
   }
 };
 

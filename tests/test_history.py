@@ -82,7 +82,7 @@ def test_what_runs_at_exit_captures_no_stacks() -> None:
 def test_levels() -> None:
     record(context="state", clear_history=True)
     x = make_tensor(1000)
-    assert entries()[-2]["frames"] == []
+    assert entries()[-1]["frames"] == []
     blocks = [b for s in memory._snapshot()["segments"] for b in s["blocks"] if b["address"] == x.data_ptr()]
     assert any(frame["name"] == "make_tensor" for frame in blocks[0]["frames"])
     record(context=None, clear_history=True)

@@ -423,6 +423,34 @@ def test_history_sees_mapped_memory(tmp_path: Path) -> None:
         torch.mybackend.empty_cache()
 
 
+def test_one_history_for_all_memory_of_a_device(tmp_path: Path) -> None:
+    """Mapped memory has an allocator of its own: the bound holds for both together, and what
+    concerns the device is told once."""
+    with memory.use("mmap", dir=tmp_path):
+        x = torch.empty(MIB, dtype=torch.uint8, device="mybackend")
+    memory._record_memory_history(clear_history=True, context=None, max_entries=20)
+    try:
+        config.set("roundup_power2_divisions:4")
+        config.reset()
+        memory._snapshot()
+        snapshot = memory._snapshot()
+        notes = [e["note"] for e in snapshot["mybackend_events"][0]]
+        assert notes == ["roundup_power2_divisions:4", "roundup_power2_divisions:"]
+        assert [e["action"] for e in snapshot["device_traces"][0]] == ["snapshot"]
+        for _ in range(20):
+            torch.empty(700, dtype=torch.uint8, device="mybackend")
+            with memory.use("mmap", dir=tmp_path):
+                torch.empty(700, dtype=torch.uint8, device="mybackend")
+        y = torch.empty(700, dtype=torch.uint8, device="mybackend")
+        trace = memory._snapshot()["device_traces"][0]
+        assert len(trace) == 20
+        assert trace[-1]["action"] == "alloc" and trace[-1]["addr"] == y.data_ptr()
+        del x, y
+    finally:
+        memory._record_memory_history(None)
+        torch.mybackend.empty_cache()
+
+
 def test_streams_and_mapped_memory(tmp_path: Path) -> None:
     side = torch.mybackend.Stream()
     source = torch.full((MIB,), 7, dtype=torch.uint8).pin_memory()

@@ -1,5 +1,6 @@
 #include "core/device_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/thread_local.h"
@@ -138,13 +139,21 @@ Settings DeviceMemory::mapped_settings(Settings settings) {
   return settings;
 }
 
+// What is the device's stands in the history of its caching allocator.
+caching::HistoryOptions DeviceMemory::mapped_history(caching::HistoryOptions options) {
+  for (caching::Action action : {caching::Action::kSettings, caching::Action::kFraction, caching::Action::kSnapshot}) {
+    options.skipped |= std::uint32_t{1} << static_cast<int>(action);
+  }
+  return options;
+}
+
 DeviceMemory::Mapped& DeviceMemory::mapped(int device, const std::string& folder) {
   std::lock_guard lock(mapped_mutex_);
   for (auto& m : mapped_) {
     if (m->device == device && !m->inherited && m->driver.folder() == folder) return *m;
   }
   mapped_.push_back(std::make_unique<Mapped>(driver_.get(), device, folder, mapped_settings(config_->settings())));
-  if (history_.has_value()) mapped_.back()->caching.start_history(*history_);
+  if (history_.has_value()) mapped_.back()->caching.start_history(mapped_history(*history_));
   mapped_count_.store(mapped_.size(), std::memory_order_release);
   return *mapped_.back();
 }
@@ -191,10 +200,27 @@ void DeviceMemory::start_history(const caching::HistoryOptions& options, bool cl
   {
     std::lock_guard lock(mapped_mutex_);
     history_ = options;
+    history_entries_ = std::max<std::size_t>(options.max_entries, 1);
   }
   for (int device = 0; device < device_count(); ++device) {
-    for_each_caching(device, [&](caching::CachingAllocator& allocator) { allocator.start_history(options, clear_old); });
+    const caching::CachingAllocator* own = &caching(device);
+    for_each_caching(device, [&](caching::CachingAllocator& allocator) {
+      allocator.start_history(&allocator == own ? options : mapped_history(options), clear_old);
+    });
   }
+}
+
+std::vector<caching::TraceEntry> DeviceMemory::history(int device) {
+  std::vector<caching::TraceEntry> entries;
+  for_each_caching(device, [&](caching::CachingAllocator& allocator) {
+    for (caching::TraceEntry& entry : allocator.history()) entries.push_back(std::move(entry));
+  });
+  std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.time_us < b.time_us; });
+  std::lock_guard lock(mapped_mutex_);
+  if (entries.size() > history_entries_) {
+    entries.erase(entries.begin(), entries.end() - static_cast<std::ptrdiff_t>(history_entries_));
+  }
+  return entries;
 }
 
 void DeviceMemory::stop_history() {

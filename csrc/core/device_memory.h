@@ -69,6 +69,9 @@ class DeviceMemory {
   // The history of all of them, also of those that are made later.
   void start_history(const caching::HistoryOptions& options, bool clear_old);
   void stop_history();
+  // Their entries in the order of time, the newest `max_entries`. Settings, fractions and
+  // snapshots are the device's and stand in it once, however many allocators it has.
+  std::vector<caching::TraceEntry> history(int device);
   // For the end of the process: later events get no context.
   void stop_capturing();
   // Summed over them. A peak is a sum of peaks: where kinds are mixed, an upper bound.
@@ -127,6 +130,7 @@ class DeviceMemory {
   void* allocate_mapped(int device, std::size_t bytes, StreamHandle stream, AllocationFailure* failure);
   void* report_failure(int device, std::size_t bytes, const caching::OomReport& report, AllocationFailure* failure) const;
   static Settings mapped_settings(Settings settings);
+  static caching::HistoryOptions mapped_history(caching::HistoryOptions options);
   bool free_mapped(void* ptr) noexcept;
   Shard& shard_of(const void* ptr) const noexcept;
   void* allocate_other(int device, std::size_t bytes, MemoryKind kind, AllocationFailure* failure);
@@ -141,9 +145,10 @@ class DeviceMemory {
   std::atomic<std::int64_t> other_count_{0};
   mutable std::array<Shard, kShardCount> shards_;
   mutable std::mutex mapped_mutex_;
-  std::vector<std::unique_ptr<Mapped>> mapped_;  // only grows
-  std::optional<caching::HistoryOptions> history_;
-  std::atomic<std::size_t> mapped_count_{0};  // its size, to look at without the lock
+  std::vector<std::unique_ptr<Mapped>> mapped_;     // only grows
+  std::optional<caching::HistoryOptions> history_;  // while it is on
+  std::size_t history_entries_ = 0;                 // at most, of the last one that was on
+  std::atomic<std::size_t> mapped_count_{0};        // its size, to look at without the lock
 };
 
 }  // namespace mybackend

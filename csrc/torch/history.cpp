@@ -2,7 +2,6 @@
 
 #include <torch/csrc/profiler/combined_traceback.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <unordered_map>
 
@@ -155,13 +154,11 @@ py::dict snapshot(bool with_traces) {
   {
     py::gil_scoped_release release;  // the allocator may be waiting for the interpreter elsewhere
     for (int device = 0; device < device_count; ++device) {
-      auto& trace = traces[static_cast<std::size_t>(device)];
+      // First the history: the event of this snapshot belongs to the next one's, as in PyTorch.
+      if (with_traces) traces[static_cast<std::size_t>(device)] = memory().history(device);
       memory().for_each_caching(device, [&](caching::CachingAllocator& allocator) {
         for (caching::SegmentInfo& segment : allocator.snapshot(with_traces)) segments.push_back(std::move(segment));
-        if (!with_traces) return;
-        for (caching::TraceEntry& entry : allocator.history()) trace.push_back(std::move(entry));
       });
-      std::stable_sort(trace.begin(), trace.end(), [](const auto& a, const auto& b) { return a.time_us < b.time_us; });
     }
   }
   Frames frames;

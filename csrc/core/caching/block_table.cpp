@@ -10,16 +10,15 @@
 namespace mybackend::caching {
 
 BlockTable::~BlockTable() {
-  for (const Slot& slot : slots_) {
-    if (!slot.is_used()) continue;
-    if (!slot.is_fine()) {
-      free_leaf(slot.leaf());
-      continue;
+  for (const NodeRef& ref : nodes_) {
+    if (ref.node == nullptr) continue;
+    for (Record record : ref.node->entries) {
+      while (record) {  // leaves go with the arena
+        const Record next = record.sibling();
+        if (record.is_fine()) delete record.directory();
+        record = next;
+      }
     }
-    for (Leaf* leaf : slot.directory().leaves) {
-      if (leaf != nullptr) free_leaf(leaf);
-    }
-    delete &slot.directory();
   }
 }
 
@@ -55,26 +54,28 @@ Block BlockTable::insert(Segment* segment, std::uintptr_t address, std::uint16_t
 // Where a start at the address belongs; made, made larger or divided as needed. *before is moved
 // along.
 Leaf* BlockTable::leaf_with_room(Segment* segment, std::uintptr_t address, Block* before) {
-  const std::uint64_t number = address >> kRegionShift;
-  Slot* slot = find_slot(number, segment);
-  if (slot != nullptr && !slot->is_fine() && slot->leaf()->count == Leaf::kMaxBlocks) {
+  Record* record = find_record(address, segment);
+  if (record != nullptr && !record->is_fine() && record->leaf()->count == Leaf::kMaxBlocks) {
     const std::uintptr_t at = before->address();
-    make_fine(*slot);
+    make_fine(*record);
     *before = find(at);
   }
-  Leaf* leaf = slot != nullptr ? slot->leaf_at(address) : nullptr;
+  Leaf* leaf = record != nullptr ? record->leaf_at(address) : nullptr;
   if (leaf == nullptr) {
-    constexpr std::size_t kMinBlocks = 8;
-    const bool is_fine = slot != nullptr;
-    const int shift = is_fine ? kFineShift : kRegionShift;
-    if (slot == nullptr) slot = &make_slot(number);
-    leaf = make_leaf(address >> shift << shift, segment, is_fine, kMinBlocks);
+    const bool is_fine = record != nullptr;
+    const int shift = is_fine ? Leaf::kFineShift : Leaf::kRegionShift;
+    Node* node = is_fine ? nullptr : &make_node(address);
+    leaf = make_leaf(address >> shift << shift, segment, is_fine, 1);
     link(leaf, before != nullptr ? before->leaf_ : nullptr);
-    slot->set_leaf_at(address, leaf);
-    if (is_fine) ++slot->directory().leaf_count;
+    if (is_fine) {
+      record->set_leaf_at(address, leaf);
+      ++record->directory()->leaf_count;
+    } else {
+      add_record(*node, address, Record(leaf));
+    }
   } else if (leaf->count == leaf->capacity) {
     Leaf* larger = grow(leaf);
-    slot->set_leaf_at(address, larger);
+    record->set_leaf_at(address, larger);
     if (before != nullptr && before->leaf_ == leaf) before->leaf_ = larger;
     leaf = larger;
   }
@@ -97,11 +98,16 @@ void BlockTable::end(Block block) noexcept {
     leaf->tags()[--leaf->count] = kNoTag;
     return;
   }
-  Slot& slot = *find_slot(leaf->address >> kRegionShift, leaf->segment);
-  slot.set_leaf_at(leaf->address, nullptr);
-  if (slot.is_fine() && --slot.directory().leaf_count == 0) {
-    delete &slot.directory();
-    slot.record = 0;
+  Record* record = find_record(leaf->address, leaf->segment);
+  if (!record->is_fine()) {
+    remove_record(leaf->address, record);
+  } else {
+    Directory* directory = record->directory();
+    directory->leaves[Directory::index_of(leaf->address)] = nullptr;
+    if (--directory->leaf_count == 0) {
+      remove_record(leaf->address, record);
+      delete directory;
+    }
   }
   unlink(leaf);
   free_leaf(leaf);
@@ -150,17 +156,21 @@ void BlockTable::drop_extra(Block block) noexcept {
 
 // --- Leaves -----------------------------------------------------------------------------------
 
-Leaf* BlockTable::make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t capacity) {
-  constexpr std::size_t kBlockBytes = sizeof(std::uint16_t) + sizeof(std::uint32_t);
-  auto* leaf = new (::operator new(sizeof(Leaf) + capacity * kBlockBytes)) Leaf{
+Leaf* BlockTable::make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t min_capacity) {
+  // Multiples of 8, of which little of a line is left over.
+  static constexpr std::size_t kCapacities[] = {8, 16, 24, 40, 56, 72, 88, 104, Leaf::kMaxBlocks};
+  const std::size_t capacity = *std::lower_bound(std::begin(kCapacities), std::end(kCapacities), min_capacity);
+  Leaf* leaf = new (arena_.allocate(Leaf::lines_for(capacity))) Leaf{
       address, segment, segment->pool, segment->stream, segment->expandable != nullptr, is_fine, 0, static_cast<std::uint16_t>(capacity),
-      nullptr, nullptr};
+      nullptr, nullptr, Record()};
   std::fill_n(leaf->tags(), capacity, kNoTag);
+  ++leaf_count_;
   return leaf;
 }
 
 void BlockTable::free_leaf(Leaf* leaf) noexcept {
-  ::operator delete(leaf);
+  arena_.deallocate(leaf, leaf->lines());
+  --leaf_count_;
 }
 
 // Behind `before`; nullptr: as the first one of its segment.
@@ -180,11 +190,11 @@ void BlockTable::unlink(Leaf* leaf) noexcept {
 // The same leaf with room for more, in its place among the others; whoever found the old one by
 // address has to be told.
 Leaf* BlockTable::grow(Leaf* leaf) {
-  const std::size_t capacity = leaf->capacity < 32 ? leaf->capacity * 2u : leaf->capacity + 32u;
-  Leaf* larger = make_leaf(leaf->address, leaf->segment, leaf->is_fine, capacity);
+  Leaf* larger = make_leaf(leaf->address, leaf->segment, leaf->is_fine, leaf->capacity + 1u);
   std::copy_n(leaf->tags(), leaf->count, larger->tags());
   std::copy_n(leaf->values(), leaf->count, larger->values());
   larger->count = leaf->count;
+  larger->sibling = leaf->sibling;
   Leaf* const before = leaf->previous;
   unlink(leaf);
   link(larger, before);
@@ -192,27 +202,28 @@ Leaf* BlockTable::grow(Leaf* leaf) {
   return larger;
 }
 
-void BlockTable::make_fine(Slot& slot) {
-  Leaf* const leaf = slot.leaf();
-  std::size_t counts[kFineCount] = {};
-  for (std::size_t i = 0; i < leaf->count; ++i) ++counts[fine_index(leaf->start(i))];
-  auto* directory = new Directory{leaf->segment, 0, {}};
+void BlockTable::make_fine(Record& record) {
+  Leaf* const leaf = record.leaf();
+  std::size_t counts[Directory::kCount] = {};
+  for (std::size_t i = 0; i < leaf->count; ++i) ++counts[Directory::index_of(leaf->start(i))];
+  auto directory = std::make_unique<Directory>();
+  directory->segment = leaf->segment;
+  directory->sibling = leaf->sibling;
   try {
-    for (std::size_t i = 0; i < kFineCount; ++i) {
+    for (std::size_t i = 0; i < Directory::kCount; ++i) {
       if (counts[i] == 0) continue;
-      const std::size_t capacity = std::min<std::size_t>((counts[i] + 8) / 8 * 8, Leaf::kMaxBlocks);
-      directory->leaves[i] = make_leaf(leaf->address + (i << kFineShift), leaf->segment, true, capacity);
+      const std::size_t room = std::min<std::size_t>(counts[i] + 1, Leaf::kMaxBlocks);
+      directory->leaves[i] = make_leaf(leaf->address + (i << Leaf::kFineShift), leaf->segment, true, room);
       ++directory->leaf_count;
     }
   } catch (...) {
     for (Leaf* made : directory->leaves) {
       if (made != nullptr) free_leaf(made);
     }
-    delete directory;
     throw;
   }
   for (std::size_t i = 0; i < leaf->count; ++i) {
-    Leaf* to = directory->leaves[fine_index(leaf->start(i))];
+    Leaf* to = directory->leaves[Directory::index_of(leaf->start(i))];
     to->tags()[to->count] =
         static_cast<std::uint16_t>(leaf->tags()[i] - ((to->address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits));
     to->values()[to->count++] = leaf->values()[i];
@@ -224,47 +235,59 @@ void BlockTable::make_fine(Slot& slot) {
     link(made, before);
     before = made;
   }
-  slot.set(directory);
+  record = Record(directory.release());
   free_leaf(leaf);
 }
 
-// --- Slots ------------------------------------------------------------------------------------
+// --- Records by address -----------------------------------------------------------------------
 
-BlockTable::Slot* BlockTable::find_slot(std::uint64_t number, const Segment* segment) noexcept {
-  for (std::size_t i = home(number); slots_[i].number != 0; i = (i + 1) & (slots_.size() - 1)) {
-    if (slots_[i].number == number && slots_[i].is_used() && slots_[i].segment() == segment) return &slots_[i];
+Record* BlockTable::find_record(std::uintptr_t address, const Segment* segment) noexcept {
+  Node* node = find_node(address);
+  if (node == nullptr) return nullptr;
+  for (Record* record = &node->entries[Node::index_of(address)]; *record; record = &record->sibling()) {
+    if (record->segment() == segment) return record;
   }
   return nullptr;
 }
 
-// One without leaves, for this number.
-BlockTable::Slot& BlockTable::make_slot(std::uint64_t number) {
-  std::size_t i = home(number);
-  for (; slots_[i].number != 0; i = (i + 1) & (slots_.size() - 1)) {
-    if (slots_[i].number == number && !slots_[i].is_used()) return slots_[i];
-  }
-  if ((used_slot_count_ + 1) * 2 > slots_.size()) {
-    rehash();
-    for (i = home(number); slots_[i].number != 0;) i = (i + 1) & (slots_.size() - 1);
-  }
-  slots_[i].number = number;
-  ++used_slot_count_;
-  return slots_[i];
+void BlockTable::add_record(Node& node, std::uintptr_t address, Record record) noexcept {
+  Record& entry = node.entries[Node::index_of(address)];
+  if (!entry) ++node.used_count;
+  record.sibling() = entry;
+  entry = record;
 }
 
-// Drops the slots that nothing uses; larger when those were few. (They are kept until then: their
-// addresses are probably used again.)
-void BlockTable::rehash() {
-  const auto used = static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.is_used(); }));
-  std::vector<Slot> old(used * 4 > slots_.size() ? slots_.size() * 2 : slots_.size());
-  old.swap(slots_);
-  used_slot_count_ = used;
-  for (const Slot& slot : old) {
-    if (!slot.is_used()) continue;
-    std::size_t i = home(slot.number);
-    while (slots_[i].number != 0) i = (i + 1) & (slots_.size() - 1);
-    slots_[i] = slot;
+void BlockTable::remove_record(std::uintptr_t address, Record* record) noexcept {
+  *record = record->sibling();
+  Node& node = *find_node(address);
+  if (!node.entries[Node::index_of(address)]) --node.used_count;
+}
+
+BlockTable::Node& BlockTable::make_node(std::uintptr_t address) {
+  if (Node* present = find_node(address)) return *present;
+  auto made = std::make_unique<Node>(address >> Node::kShift);
+  if ((node_count_ + 1) * 2 > nodes_.size()) {
+    // Nodes that nothing uses are kept until now: their addresses are often used again.
+    const auto is_used = [](const NodeRef& ref) { return ref.node != nullptr && ref.node->used_count > 0; };
+    const auto used = static_cast<std::size_t>(std::count_if(nodes_.begin(), nodes_.end(), is_used));
+    std::vector<NodeRef> old(used * 4 > nodes_.size() ? nodes_.size() * 2 : nodes_.size());
+    old.swap(nodes_);
+    node_count_ = 0;
+    for (NodeRef& ref : old) {
+      if (is_used(ref)) place_node(std::move(ref.node));
+    }
   }
+  Node& node = *made;
+  place_node(std::move(made));
+  return node;
+}
+
+void BlockTable::place_node(std::unique_ptr<Node> node) noexcept {
+  std::size_t i = node->number & (nodes_.size() - 1);
+  while (nodes_[i].node != nullptr) i = (i + 1) & (nodes_.size() - 1);
+  nodes_[i].number = node->number;
+  nodes_[i].node = std::move(node);
+  ++node_count_;
 }
 
 }  // namespace mybackend::caching

@@ -8,17 +8,21 @@
 // requested size.
 //
 // A leaf covers 2 MiB of one segment; where more than kMaxBlocks blocks start in those, they are
-// divided into leaves of 64 KiB. Only leaves with a start exist; those of a segment are linked by
-// address. A hash table finds them: open addressing with linear probing, at most half full.
+// divided into leaves of 64 KiB, which a directory knows. Only leaves with a start exist; those of
+// a segment are linked by address. Two steps by address find them: a node for each 2 GiB, in it an
+// entry for each 2 MiB. An entry also tells the leaf's capacity, so that the lines of its tags can
+// be asked for before its header is there.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "core/caching/block.h"
+#include "core/caching/record_arena.h"
 
 namespace mybackend::caching {
 
@@ -31,7 +35,36 @@ struct BlockExtra {
   Context context;                        // of its allocation
 };
 
-// A leaf's header; tags and values follow it.
+struct Directory;
+
+// Leads to a Leaf, to a Directory, or to nothing: what an address's 2 MiB have for one segment.
+class Record {
+ public:
+  Record() = default;
+  explicit Record(Leaf* leaf) noexcept;
+  explicit Record(Directory* directory) noexcept : bits_(reinterpret_cast<std::uintptr_t>(directory) | kDirectory) {}
+  explicit operator bool() const noexcept { return bits_ != 0; }
+
+  bool is_fine() const noexcept { return (bits_ & kDirectory) != 0; }
+  Leaf* leaf() const noexcept { return reinterpret_cast<Leaf*>(bits_ & ~kMask); }
+  Directory* directory() const noexcept { return reinterpret_cast<Directory*>(bits_ & ~kMask); }
+  const Segment* segment() const noexcept;
+  // Two segments that are not aligned can share 2 MiB: the other's.
+  Record& sibling() const noexcept;
+  // nullptr when no block starts in its part of the directory.
+  Leaf* leaf_at(std::uintptr_t address) const noexcept;
+  void set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept;
+  // Of a leaf: asks the memory for its header and tags together.
+  void prefetch() const noexcept;
+
+ private:
+  static constexpr std::uintptr_t kDirectory = 1;
+  static constexpr std::uintptr_t kMask = RecordArena::kLineBytes - 1;  // of a leaf: a quarter of its capacity
+
+  std::uintptr_t bits_ = 0;
+};
+
+// A leaf's header, one line; tags and values follow it.
 struct Leaf {
   static constexpr std::size_t kMaxBlocks = 128;
   static constexpr int kGranuleShift = 9;
@@ -50,6 +83,13 @@ struct Leaf {
   std::uint16_t capacity;
   Leaf* previous;  // of the segment, by address
   Leaf* next;
+  Record sibling;  // unused in a fine leaf
+
+  static constexpr std::size_t lines_for(std::size_t capacity) noexcept {
+    constexpr std::size_t kBlockBytes = sizeof(std::uint16_t) + sizeof(std::uint32_t);
+    return 1 + (capacity * kBlockBytes + RecordArena::kLineBytes - 1) / RecordArena::kLineBytes;
+  }
+  std::size_t lines() const noexcept { return lines_for(capacity); }
 
   // Ascending; behind the last: kNoTag.
   std::uint16_t* tags() noexcept { return reinterpret_cast<std::uint16_t*>(this + 1); }
@@ -79,6 +119,42 @@ struct Leaf {
     return static_cast<std::uint32_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
   }
 };
+
+static_assert(sizeof(Leaf) == RecordArena::kLineBytes);
+static_assert(Leaf::lines_for(Leaf::kMaxBlocks) <= RecordArena::kMaxLines);
+
+// The fine leaves of 2 MiB of a segment.
+struct alignas(RecordArena::kLineBytes) Directory {
+  static constexpr std::size_t kCount = std::size_t{1} << (Leaf::kRegionShift - Leaf::kFineShift);
+  static std::size_t index_of(std::uintptr_t address) noexcept { return (address >> Leaf::kFineShift) & (kCount - 1); }
+
+  Segment* segment;
+  std::size_t leaf_count = 0;
+  Record sibling;
+  Leaf* leaves[kCount] = {};
+};
+
+inline Record::Record(Leaf* leaf) noexcept : bits_(reinterpret_cast<std::uintptr_t>(leaf) | leaf->capacity / 4u) {}
+inline void Record::prefetch() const noexcept {
+  const char* header = reinterpret_cast<const char*>(bits_ & ~kMask);
+  const char* values = header + sizeof(Leaf) + (bits_ & kMask) * 4 * sizeof(std::uint16_t);
+  for (const char* line = header; line < values; line += RecordArena::kLineBytes) __builtin_prefetch(line);
+}
+inline const Segment* Record::segment() const noexcept {
+  return is_fine() ? directory()->segment : leaf()->segment;
+}
+inline Record& Record::sibling() const noexcept {
+  return is_fine() ? directory()->sibling : leaf()->sibling;
+}
+inline Leaf* Record::leaf_at(std::uintptr_t address) const noexcept {
+  return is_fine() ? directory()->leaves[Directory::index_of(address)] : leaf();
+}
+inline void Record::set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept {
+  if (is_fine())
+    directory()->leaves[Directory::index_of(address)] = leaf;
+  else
+    *this = leaf != nullptr ? Record(leaf) : Record();
+}
 
 // One block: where its record is. Small, to be copied. It is good until a block of the same leaf
 // begins or ends before it (BlockTable::divide and ::end say more); an address is good for longer.
@@ -137,7 +213,7 @@ class Block {
 
 class BlockTable {
  public:
-  BlockTable() : slots_(kMinSlots) {}
+  BlockTable() : nodes_(kMinNodes) {}
   ~BlockTable();
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
@@ -145,10 +221,12 @@ class BlockTable {
   // The block that starts at `address`; none when there is none.
   Block find(std::uintptr_t address) const noexcept {
     if ((address & (kGranuleBytes - 1)) != 0) return {};
-    const std::uint64_t number = address >> kRegionShift;
-    for (std::size_t i = home(number); slots_[i].number != 0; i = (i + 1) & (slots_.size() - 1)) {
-      if (slots_[i].number != number || !slots_[i].is_used()) continue;
-      Leaf* leaf = slots_[i].leaf_at(address);
+    const Node* node = find_node(address);
+    if (node == nullptr) return {};
+    Record record = node->entries[Node::index_of(address)];
+    if (leaf_count_ > kCachedLeaves && record && !record.is_fine()) record.prefetch();
+    for (; record; record = record.sibling()) {
+      Leaf* leaf = record.leaf_at(address);
       if (leaf == nullptr) continue;
       const std::uint32_t place = leaf->place_of(address);
       if (place < leaf->count && leaf->start(place) == address) return {leaf, place};
@@ -181,60 +259,56 @@ class BlockTable {
   std::size_t size() const noexcept { return size_; }
 
  private:
-  static constexpr int kRegionShift = Leaf::kRegionShift;
-  static constexpr int kFineShift = Leaf::kFineShift;
-  static constexpr std::size_t kFineCount = std::size_t{1} << (kRegionShift - kFineShift);
   static constexpr std::uintptr_t kGranuleBytes = std::uintptr_t{1} << Leaf::kGranuleShift;
-  static constexpr std::size_t kMinSlots = 64;
+  static constexpr std::size_t kMinNodes = 8;
+  static constexpr std::size_t kCachedLeaves = 512;  // so few are in the processor's cache anyway
   static constexpr std::uint16_t kNoTag = 0xFFFF;
 
-  static std::size_t fine_index(std::uintptr_t address) noexcept { return (address >> kFineShift) & (kFineCount - 1); }
-  // The fine leaves of 2 MiB of a segment.
-  struct Directory {
-    Segment* segment;
-    std::size_t leaf_count;
-    Leaf* leaves[kFineCount];
-  };
-  // 2 MiB of one segment. (Two segments that are not aligned can share a number.) No leaf and no
-  // directory: no block starts there.
-  struct Slot {
-    std::uint64_t number = 0;   // the address by 2 MiB; 0: never used
-    std::uintptr_t record = 0;  // a Leaf, or with bit 0 a Directory
+  // The entries of 2 GiB of addresses.
+  struct Node {
+    static constexpr int kShift = 31;
+    static constexpr std::size_t kEntryCount = std::size_t{1} << (kShift - Leaf::kRegionShift);
+    static std::size_t index_of(std::uintptr_t address) noexcept { return (address >> Leaf::kRegionShift) & (kEntryCount - 1); }
 
-    bool is_used() const noexcept { return record != 0; }
-    bool is_fine() const noexcept { return (record & 1) != 0; }
-    Leaf* leaf() const noexcept { return reinterpret_cast<Leaf*>(record); }
-    Directory& directory() const noexcept { return *reinterpret_cast<Directory*>(record - 1); }
-    void set(Leaf* leaf) noexcept { record = reinterpret_cast<std::uintptr_t>(leaf); }
-    void set(Directory* directory) noexcept { record = reinterpret_cast<std::uintptr_t>(directory) + 1; }
-    // nullptr when no block starts in its part of the directory.
-    Leaf* leaf_at(std::uintptr_t address) const noexcept { return is_fine() ? directory().leaves[fine_index(address)] : leaf(); }
-    void set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept {
-      if (is_fine())
-        directory().leaves[fine_index(address)] = leaf;
-      else
-        set(leaf);
+    explicit Node(std::uintptr_t n) noexcept : number(n) {}
+    const std::uintptr_t number;  // the address by 2 GiB
+    std::size_t used_count = 0;   // entries that lead somewhere
+    Record entries[kEntryCount] = {};
+  };
+  // Open addressing with linear probing, at most half full: nodes of adjacent addresses are
+  // neighbours, and usually each is where it belongs.
+  struct NodeRef {
+    std::uintptr_t number = 0;
+    std::unique_ptr<Node> node;
+  };
+
+  Node* find_node(std::uintptr_t address) const noexcept {
+    const std::uintptr_t number = address >> Node::kShift;
+    for (std::size_t i = number & (nodes_.size() - 1); nodes_[i].node != nullptr; i = (i + 1) & (nodes_.size() - 1)) {
+      if (nodes_[i].number == number) return nodes_[i].node.get();
     }
-    const Segment* segment() const noexcept { return is_fine() ? directory().segment : leaf()->segment; }
-  };
-
-  std::size_t home(std::uint64_t number) const noexcept {
-    return static_cast<std::size_t>((number * 0x9E3779B97F4A7C15ull) >> 32) & (slots_.size() - 1);
+    return nullptr;
   }
-  Slot* find_slot(std::uint64_t number, const Segment* segment) noexcept;
-  Slot& make_slot(std::uint64_t number);
-  void rehash();
+  Node& make_node(std::uintptr_t address);
+  void place_node(std::unique_ptr<Node> node) noexcept;
+  // Where the segment's record at the address stands; nullptr: it has none.
+  Record* find_record(std::uintptr_t address, const Segment* segment) noexcept;
+  void add_record(Node& node, std::uintptr_t address, Record record) noexcept;
+  void remove_record(std::uintptr_t address, Record* record) noexcept;
+
   Block insert(Segment* segment, std::uintptr_t address, std::uint16_t state, Block* before);
   Leaf* leaf_with_room(Segment* segment, std::uintptr_t address, Block* before);
-  static Leaf* make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t capacity);
-  static void free_leaf(Leaf* leaf) noexcept;
+  Leaf* make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t min_capacity);
+  void free_leaf(Leaf* leaf) noexcept;
   static void link(Leaf* leaf, Leaf* before) noexcept;
   static void unlink(Leaf* leaf) noexcept;
-  static Leaf* grow(Leaf* leaf);
-  void make_fine(Slot& slot);
+  Leaf* grow(Leaf* leaf);
+  void make_fine(Record& record);
 
-  std::vector<Slot> slots_;
-  std::size_t used_slot_count_ = 0;  // with a number
+  RecordArena arena_;
+  std::vector<NodeRef> nodes_;
+  std::size_t node_count_ = 0;
+  std::size_t leaf_count_ = 0;
   std::deque<BlockExtra> extras_;
   std::vector<std::uint32_t> spare_extras_;  // room for all of extras_
   std::size_t size_ = 0;

@@ -11,13 +11,6 @@ namespace {
 
 namespace cda = c10::CachingDeviceAllocator;
 
-void copy_stat(const caching::Stat& from, c10::CachingAllocator::Stat* to) {
-  to->current = from.current;
-  to->peak = from.peak;
-  to->allocated = from.allocated;
-  to->freed = from.freed;
-}
-
 void report_to_profiler(void* ptr, std::int64_t change_bytes, c10::DeviceIndex device) {
   if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
   const caching::DeviceStats stats = memory().stats(device);
@@ -53,19 +46,8 @@ class MyBackendAllocator final : public c10::DeviceAllocator {
 
   cda::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     check_device_index(device);
-    const caching::DeviceStats from = memory().stats(device);
     cda::DeviceStats to;
-#define X(name) \
-  for (int i = 0; i < caching::kStatPoolCount; ++i) copy_stat(from.name[i], &to.name[i]);
-    MYBACKEND_STAT_ARRAYS(X)
-#undef X
-#define X(name) copy_stat(from.name, &to.name);
-    MYBACKEND_STAT_SINGLES(X)
-#undef X
-#define X(name) to.name = from.name;
-    MYBACKEND_STAT_COUNTS(X)
-#undef X
-    to.max_split_size = from.max_split_size;
+    caching::copy_stats(memory().stats(device), &to);
     return to;
   }
 

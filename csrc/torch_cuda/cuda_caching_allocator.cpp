@@ -75,13 +75,6 @@ void free_pointer(void* ptr) {
   }
 }
 
-void copy_stat(const caching::Stat& from, c10::CachingAllocator::Stat* to) {
-  to->current = from.current;
-  to->peak = from.peak;
-  to->allocated = from.allocated;
-  to->freed = from.freed;
-}
-
 std::shared_ptr<c10::GatheredContext> to_context(const caching::Context& context) {
   return std::static_pointer_cast<c10::GatheredContext>(context);
 }
@@ -258,22 +251,11 @@ class Allocator final : public cca::CUDAAllocator {
   // --- Statistics ---
   cda::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     CachingAllocator& allocator = caching_of(device);
-    const caching::DeviceStats from = allocator.stats();
     cda::DeviceStats to;
-#define X(name) \
-  for (int i = 0; i < caching::kStatPoolCount; ++i) copy_stat(from.name[i], &to.name[i]);
-    MYBACKEND_STAT_ARRAYS(X)
-#undef X
-#define X(name) copy_stat(from.name, &to.name);
-    MYBACKEND_STAT_SINGLES(X)
-#undef X
-#define X(name) to.name = from.name;
-    MYBACKEND_STAT_COUNTS(X)
-#undef X
-    to.max_split_size = from.max_split_size;
+    caching::copy_stats(allocator.stats(), &to);
     for (const auto& [id, stats] : allocator.private_pool_reserved_bytes()) {
       auto& by_pool = to.reserved_bytes_by_private_pools[{id.first, id.second}];
-      for (std::size_t i = 0; i < stats.size(); ++i) copy_stat(stats[i], &by_pool[i]);
+      for (std::size_t i = 0; i < stats.size(); ++i) caching::copy_stat(stats[i], &by_pool[i]);
     }
     return to;
   }

@@ -80,4 +80,27 @@ inline void DeviceStats::reset_peak() noexcept {
 #undef X
 }
 
+// Into another program's types with the same counters: torch's Stat and DeviceStats.
+template <class To>
+void copy_stat(const Stat& from, To* to) {
+  to->current = from.current;
+  to->peak = from.peak;
+  to->allocated = from.allocated;
+  to->freed = from.freed;
+}
+template <class To>
+void copy_stats(const DeviceStats& from, To* to) {
+#define X(name) \
+  for (int i = 0; i < kStatPoolCount; ++i) copy_stat(from.name[i], &to->name[i]);
+  MYBACKEND_STAT_ARRAYS(X)
+#undef X
+#define X(name) copy_stat(from.name, &to->name);
+  MYBACKEND_STAT_SINGLES(X)
+#undef X
+#define X(name) to->name = from.name;
+  MYBACKEND_STAT_COUNTS(X)
+#undef X
+  to->max_split_size = from.max_split_size;
+}
+
 }  // namespace mybackend::caching

@@ -105,6 +105,21 @@ def test_many_small_blocks_in_one_segment() -> None:
     assert all(len(segment["blocks"]) == 1 for segment in result["segments"])
 
 
+def test_segments_all_over_the_address_space() -> None:
+    # The records are found by address, 2 GiB at a time: many of those, which then hold nothing, and others.
+    generator = random.Random(6)
+    events, allocations = [], 0
+    for _ in range(3):
+        numbers = list(range(allocations, allocations + 120))
+        allocations += 120
+        events += [f"a {i} {generator.choice((700 << 20, 1500 << 20, 3 << 30, 1000))} 0" for i in numbers]
+        generator.shuffle(numbers)
+        events += [f"f {i}" for i in numbers] + ["e"]
+    result = replay.run("\n".join(events) + "\n", capacity=1 << 42, check_invariants=True)
+    assert result["segments"] == [] and result["oom"] == []
+    assert result["stats"]["allocation.all"][2] == allocations
+
+
 def test_requests_of_more_than_4_gib() -> None:
     gib = 1 << 30
     first, second = 5 * gib - 3, 6 * gib - 1

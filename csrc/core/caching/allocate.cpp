@@ -13,7 +13,7 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   Context context = capture_context(RecordContext::kState);
   Lock lock(mutex_);
   if (bytes >= kMaxRequestBytes) {
-    Request r{bytes, bytes, bytes, stream, &large_, {}, false, {}, {}, false};
+    Request r(bytes, stream, &large_, {});
     r.driver_status = {StatusCode::kOutOfMemory, "more than 1EB was requested"};
     if (report != nullptr) fill_report(r, (*report = std::make_unique<OomReport>()).get());
     return nullptr;
@@ -22,9 +22,10 @@ void* CachingAllocator::allocate(std::size_t bytes, StreamHandle stream, std::un
   if (capture_count_ == 0 && (!pending_events_.empty() || !event_waiters_.empty())) process_events(context);
   if (capture_count_ > 0 && !event_waiters_.empty()) put_back_passed(stream, context);
 
-  Request r{bytes, round_request(bytes, settings_.roundup_power2_divisions), 0, stream, nullptr, {}, false, std::move(context), {}, false};
-  r.segment_bytes = segment_bytes_for(r.bytes, settings_.large_segment_size_mb);
-  r.pool = &pool_for(r.bytes, stream);
+  const std::size_t rounded = round_request(bytes, settings_.roundup_power2_divisions);
+  Request r(bytes, stream, &pool_for(rounded, stream), std::move(context));
+  r.bytes = rounded;
+  r.segment_bytes = segment_bytes_for(rounded, settings_.large_segment_size_mb);
 
   bool found = take_free_block(r);
   if (!found && !pressure_callbacks_.empty()) found = run_pressure_callbacks(lock) && take_free_block(r);
@@ -68,39 +69,48 @@ BlockPool& CachingAllocator::pool_for(std::size_t rounded_bytes, StreamHandle st
 bool CachingAllocator::take_free_block(Request& r) {
   BlockPool& pool = *r.pool;
   if (collection_armed_) pool.free.tick();
-  FreeSet::Key best = pool.free.lower_bound(r.stream, r.bytes);
+  const FreeSet::Key best = pool.free.lower_bound(r.stream, r.bytes);
   if (!best) return false;
   Block block = blocks_.find(best.address);
-  const auto go_on = [&] {
-    best = pool.free.after(r.stream, best);
-    block = best ? blocks_.find(best.address) : Block();
-  };
+  std::size_t bytes = best.bytes;
   if (block.is_expandable()) {
-    if (settings_.expandable_segments) {
-      // A block at the end of the mapped part counts with what it can grow to, so that the
-      // end of a segment is not used up by requests that fit elsewhere.
-      const auto reach = [](Block b) {
-        const Block next = b.next();
-        return next && !next.is_mapped() ? next.end() - b.address() : b.bytes();
-      };
-      while (block.is_expandable()) {
-        const FreeSet::Key next = pool.free.after(r.stream, best);
-        if (!next || reach(blocks_.find(next.address)) >= reach(block)) break;
-        go_on();
-      }
-    } else {
-      while (block && block.is_expandable()) go_on();
-      if (!block) return false;
-    }
+    block = best_fit_past_expandable(r, best, block);
+    if (!block) return false;
+    bytes = block.bytes();
   }
   const std::size_t max_split = settings_.max_split_size_mb;
-  if (r.bytes < max_split && best.bytes >= max_split) return false;
+  if (r.bytes < max_split && bytes >= max_split) return false;
   // A larger segment size raises the default of the rounding; a given one is never below it.
   const std::size_t rounding = std::max(settings_.max_non_split_rounding_mb, settings_.large_segment_size_mb);
-  if (r.bytes >= max_split && best.bytes >= r.bytes + rounding) return false;
+  if (r.bytes >= max_split && bytes >= r.bytes + rounding) return false;
   r.block = block;
   r.block_is_in_free_set = true;
   return true;
+}
+
+// The best fit when the smallest block, `block` with the key `best`, is of an expandable segment.
+Block CachingAllocator::best_fit_past_expandable(const Request& r, FreeSet::Key best, Block block) const {
+  const FreeSet& free = r.pool->free;
+  const auto go_on = [&] {
+    best = free.after(r.stream, best);
+    block = best ? blocks_.find(best.address) : Block();
+  };
+  if (!settings_.expandable_segments) {
+    while (block && block.is_expandable()) go_on();
+    return block;
+  }
+  // A block at the end of the mapped part counts with what it can grow to, so that the end of a
+  // segment is not used up by requests that fit elsewhere.
+  const auto reach = [](Block b) {
+    const Block next = b.next();
+    return next && !next.is_mapped() ? next.end() - b.address() : b.bytes();
+  };
+  while (block.is_expandable()) {
+    const FreeSet::Key next = free.after(r.stream, best);
+    if (!next || reach(blocks_.find(next.address)) >= reach(block)) break;
+    go_on();
+  }
+  return block;
 }
 
 bool CachingAllocator::take_from_fallback_pools(Request& r) {
@@ -214,7 +224,9 @@ void* CachingAllocator::hand_out(Request& r) {
   const bool counts_as_split = !block.is_expandable();  // whole pages of those can be given back
   std::size_t block_bytes = found.bytes;
   if (should_split(pool, found.bytes, r.bytes)) {
-    const Block rest = blocks_.divide(block, r.bytes);
+    Block kept = block;  // `block` itself stays in registers
+    const Block rest = blocks_.divide(kept, r.bytes);
+    block = kept;
     block_bytes = r.bytes;
     blocks_.set_requested_bytes(rest, blocks_.requested_bytes(block));
     const FreeSet::Key rest_key{found.bytes - r.bytes, found.address + r.bytes};

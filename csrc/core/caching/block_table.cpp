@@ -39,7 +39,7 @@ Block BlockTable::insert(Segment* segment, std::uintptr_t address, std::uint16_t
     leaf = leaf_with_room(segment, address, before);
   }
   // Nothing below can fail.
-  const std::uint32_t index = before != nullptr && before->leaf_ == leaf ? before->index_ + 1 : 0;
+  const std::size_t index = before != nullptr && before->leaf_ == leaf ? before->index_ + 1 : 0;
   if (index < leaf->count) {
     std::copy_backward(leaf->tags() + index, leaf->tags() + leaf->count, leaf->tags() + leaf->count + 1);
     std::copy_backward(leaf->values() + index, leaf->values() + leaf->count, leaf->values() + leaf->count + 1);

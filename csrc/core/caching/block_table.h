@@ -102,12 +102,12 @@ struct Leaf {
   }
   bool covers(std::uintptr_t at) const noexcept { return (at - address) >> (is_fine ? kFineShift : kRegionShift) == 0; }
   // The first block that does not start before `at`, which it covers.
-  std::uint32_t place_of(std::uintptr_t at) const noexcept {
+  std::size_t place_of(std::uintptr_t at) const noexcept {
     const auto key = static_cast<std::uint16_t>((at - address) >> kGranuleShift << kStateBits);
     // All of them, eight at a time, instead of a binary search: their lines are fetched together.
     using Eight [[gnu::vector_size(16)]] = std::uint16_t;
     Eight below = {};  // how many in each lane
-    for (std::uint32_t i = 0; i < count; i += 8) {
+    for (std::size_t i = 0; i < count; i += 8) {
       Eight some;
       std::memcpy(&some, tags() + i, sizeof some);
       below -= reinterpret_cast<Eight>(some < key);  // true is all ones: -1
@@ -116,7 +116,7 @@ struct Leaf {
     std::memcpy(sums, &below, sizeof sums);
     sums[0] += sums[1];
     sums[0] += sums[0] >> 32;
-    return static_cast<std::uint32_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
+    return static_cast<std::size_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
   }
 };
 
@@ -167,7 +167,7 @@ class Block {
   };
 
   Block() = default;
-  Block(Leaf* leaf, std::uint32_t index) noexcept : leaf_(leaf), index_(index) {}
+  Block(Leaf* leaf, std::size_t index) noexcept : leaf_(leaf), index_(index) {}
   explicit operator bool() const noexcept { return leaf_ != nullptr; }
   bool operator==(const Block&) const = default;
 
@@ -208,7 +208,7 @@ class Block {
   std::uint32_t& value() const noexcept { return leaf_->values()[index_]; }
 
   Leaf* leaf_ = nullptr;
-  std::uint32_t index_ = 0;
+  std::size_t index_ = 0;  // a full word: it is stored and then loaded as one
 };
 
 class BlockTable {
@@ -228,7 +228,7 @@ class BlockTable {
     for (; record; record = record.sibling()) {
       Leaf* leaf = record.leaf_at(address);
       if (leaf == nullptr) continue;
-      const std::uint32_t place = leaf->place_of(address);
+      const std::size_t place = leaf->place_of(address);
       if (place < leaf->count && leaf->start(place) == address) return {leaf, place};
     }
     return {};

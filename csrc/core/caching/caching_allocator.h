@@ -205,6 +205,7 @@ class CachingAllocator {
   // allocate.cpp
   BlockPool& pool_for(std::size_t rounded_bytes, StreamHandle stream);
   bool take_free_block(Request& r);
+  Block best_fit_past_expandable(const Request& r, FreeSet::Key best, Block block) const;
   bool take_from_fallback_pools(Request& r);
   bool add_segment(Request& r, bool is_retry, Lock& lock);
   bool should_split(const BlockPool& pool, std::size_t block_bytes, std::size_t bytes) const;

@@ -1,11 +1,16 @@
 // One allocation on its way through the allocator.
 #pragma once
 
+#include <utility>
+
 #include "core/caching/caching_allocator.h"
 
 namespace mybackend::caching {
 
 struct CachingAllocator::Request {
+  Request(std::size_t size, StreamHandle s, BlockPool* p, Context c) noexcept
+      : requested_bytes(size), bytes(size), segment_bytes(size), stream(s), pool(p), context(std::move(c)) {}
+
   std::size_t requested_bytes;
   std::size_t bytes;          // rounded
   std::size_t segment_bytes;  // what a new segment for it would take

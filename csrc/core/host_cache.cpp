@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "base/huge_pages.h"
 #include "base/units.h"
 #include "core/size_steps.h"
 
@@ -11,21 +12,6 @@ namespace mybackend {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
-
-// Pages of the system, from a 2 MiB boundary on; nullptr when there are none.
-void* map_block(std::size_t bytes) noexcept {
-  const std::size_t padded = bytes + HostCache::kAlignment - kPageBytes;
-  void* raw = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  const auto start = reinterpret_cast<std::uintptr_t>(raw);
-  const std::uintptr_t aligned = round_up(start, HostCache::kAlignment);
-  if (aligned > start) munmap(raw, aligned - start);
-  const std::uintptr_t end = start + padded;
-  if (end > aligned + bytes) munmap(reinterpret_cast<void*>(aligned + bytes), end - aligned - bytes);
-  // Advice: where huge pages are switched off, small ones serve.
-  (void)madvise(reinterpret_cast<void*>(aligned), bytes, MADV_HUGEPAGE);
-  return reinterpret_cast<void*>(aligned);
-}
 
 }  // namespace
 
@@ -62,8 +48,8 @@ void* HostCache::allocate(std::size_t bytes) noexcept {
     }
     unmap_all(evicted);
     if (ptr != nullptr) return ptr;
-    ptr = map_block(rounded);
-    if (ptr == nullptr && trim() > 0) ptr = map_block(rounded);
+    ptr = map_huge_pages(rounded);
+    if (ptr == nullptr && trim() > 0) ptr = map_huge_pages(rounded);
     std::lock_guard lock(mutex_);
     SizeClass& c = classes_[rounded];
     ++c.misses;

@@ -1,15 +1,18 @@
 #include "core/caching/record_arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
 
+#include "base/huge_pages.h"
+
 namespace mybackend::caching {
 
 void RecordArena::Deleter::operator()(std::byte* chunk) const noexcept {
-  ::operator delete(chunk, std::align_val_t{alignment});
+  if (bytes == kHugePageBytes)
+    munmap(chunk, bytes);
+  else
+    ::operator delete(chunk, std::align_val_t{kLineBytes});
 }
 
 void* RecordArena::allocate(std::size_t lines) {
@@ -42,10 +45,10 @@ void RecordArena::start(std::byte* chunk, std::size_t bytes) noexcept {
 
 void RecordArena::add_chunk() {
   const std::size_t bytes = chunks_.empty() ? kFirstChunkBytes : std::min(2 * last_chunk_bytes_, kHugePageBytes);
-  const std::size_t alignment = bytes == kHugePageBytes ? kHugePageBytes : kLineBytes;
   chunks_.reserve(chunks_.size() + 1 > chunks_.capacity() ? 2 * chunks_.size() + 1 : 0);
-  Chunk chunk(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{alignment})), Deleter{alignment});
-  if (bytes == kHugePageBytes) (void)madvise(chunk.get(), bytes, MADV_HUGEPAGE);  // advice: nothing depends on it
+  void* memory = bytes == kHugePageBytes ? map_huge_pages(bytes) : ::operator new(bytes, std::align_val_t{kLineBytes});
+  if (memory == nullptr) throw std::bad_alloc();
+  Chunk chunk(static_cast<std::byte*>(memory), Deleter{bytes});
   while (unused_lines_ > 0) {
     const std::size_t lines = std::min(unused_lines_, kMaxLines);
     free_[lines] = new (unused_) Piece{free_[lines]};

@@ -25,14 +25,13 @@ class RecordArena {
   void deallocate(void* piece, std::size_t lines) noexcept;
 
  private:
-  static constexpr std::size_t kFirstChunkBytes = std::size_t{16} << 10;
-  static constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;  // chunks double up to that
+  static constexpr std::size_t kFirstChunkBytes = std::size_t{16} << 10;  // they double, up to a huge page
 
   struct Piece {
     Piece* next;
   };
   struct Deleter {
-    std::size_t alignment;
+    std::size_t bytes;
     void operator()(std::byte* chunk) const noexcept;
   };
   using Chunk = std::unique_ptr<std::byte, Deleter>;

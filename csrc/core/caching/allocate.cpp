@@ -69,22 +69,21 @@ BlockPool& CachingAllocator::pool_for(std::size_t rounded_bytes, StreamHandle st
 bool CachingAllocator::take_free_block(Request& r) {
   BlockPool& pool = *r.pool;
   if (collection_armed_) pool.free.tick();
-  const FreeSet::Key best = pool.free.lower_bound(r.stream, r.bytes);
+  FreeSet::Key best = pool.free.lower_bound(r.stream, r.bytes);
   if (!best) return false;
   Block block = blocks_.find(best.address);
-  std::size_t bytes = best.bytes;
   if (block.is_expandable()) {
     block = best_fit_past_expandable(r, best, block);
     if (!block) return false;
-    bytes = block.bytes();
+    best = key_of(block);
   }
   const std::size_t max_split = settings_.max_split_size_mb;
-  if (r.bytes < max_split && bytes >= max_split) return false;
+  if (r.bytes < max_split && best.bytes >= max_split) return false;
   // A larger segment size raises the default of the rounding; a given one is never below it.
   const std::size_t rounding = std::max(settings_.max_non_split_rounding_mb, settings_.large_segment_size_mb);
-  if (r.bytes >= max_split && bytes >= r.bytes + rounding) return false;
+  if (r.bytes >= max_split && best.bytes >= r.bytes + rounding) return false;
   r.block = block;
-  r.block_is_in_free_set = true;
+  r.found = best;
   return true;
 }
 
@@ -216,10 +215,11 @@ bool CachingAllocator::should_split(const BlockPool& pool, std::size_t block_byt
 // Serves r from r.block.
 void* CachingAllocator::hand_out(Request& r) {
   Block block = r.block;
-  BlockPool& pool = block.pool();
-  const StreamHandle stream = block.stream();
+  // Not from the block's record: that may still be on its way from memory.
+  BlockPool& pool = *r.pool;
+  const StreamHandle stream = r.stream;
   const int which = stat_pool(pool);
-  const FreeSet::Key found = key_of(block);
+  const FreeSet::Key found = r.found ? r.found : key_of(block);
   const bool was_split = block.is_split();
   const bool counts_as_split = !block.is_expandable();  // whole pages of those can be given back
   std::size_t block_bytes = found.bytes;
@@ -230,7 +230,7 @@ void* CachingAllocator::hand_out(Request& r) {
     block_bytes = r.bytes;
     blocks_.set_requested_bytes(rest, blocks_.requested_bytes(block));
     const FreeSet::Key rest_key{found.bytes - r.bytes, found.address + r.bytes};
-    if (r.block_is_in_free_set)
+    if (r.found)
       pool.free.replace(stream, found, rest_key);
     else
       pool.free.insert(stream, rest_key);
@@ -243,7 +243,7 @@ void* CachingAllocator::hand_out(Request& r) {
       }
     }
   } else {
-    if (r.block_is_in_free_set) pool.free.erase(stream, found);
+    if (r.found) pool.free.erase(stream, found);
     if (was_split && counts_as_split) {
       subtract(stats_.inactive_split_bytes, which, static_cast<std::int64_t>(block_bytes));
       subtract(stats_.inactive_split, which, 1);

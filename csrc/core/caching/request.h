@@ -17,7 +17,7 @@ struct CachingAllocator::Request {
   StreamHandle stream;
   BlockPool* pool;
   Block block;
-  bool block_is_in_free_set = false;  // found there; else it is in no set
+  FreeSet::Key found;  // the block's, in the pool's free set; none: it is in no set
   Context context;
   Status driver_status;  // the last refusal
   bool refused_by_limit = false;

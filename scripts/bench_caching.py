@@ -122,8 +122,11 @@ def main() -> int:
     if options.native is not None and not options.native.exists():
         parser.error(f"--native: {options.native} does not exist")
     print(f"{os.cpu_count()} cores, {platform.machine()}; medians of {ROUNDS} rounds")
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cpus)})  # both sides on one core: another may be busy with something else
     compare_traces(options.native, options.repeat)
     scaling()
+    os.sched_setaffinity(0, cpus)
     threads()
     return 0
 

@@ -4,7 +4,6 @@
 
 #include <iterator>
 
-#include "base/huge_pages.h"
 #include "base/units.h"
 #include "core/size_steps.h"
 

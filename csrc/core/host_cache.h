@@ -21,12 +21,13 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/huge_pages.h"
 
 namespace mybackend {
 
 class HostCache {
  public:
-  static constexpr std::size_t kAlignment = std::size_t{2} << 20;
+  static constexpr std::size_t kAlignment = kHugePageBytes;
 
   explicit HostCache(ClockFn clock = &steady_now_ns) : clock_(clock) {}
   ~HostCache();

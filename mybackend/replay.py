@@ -78,10 +78,7 @@ def run(
 def benchmark(
     trace: str | os.PathLike[str], conf: str = "", capacity: int = DEFAULT_CAPACITY, repeat: int = 30
 ) -> float:
-    """Nanoseconds per event: the best of `repeat` passes over the trace, timed in C++.
-
-    For traces of more than 131,072 allocations, the replay prefetches the entries of its own table
-    of pointers, so that its cache misses do not count as the allocator's."""
+    """Nanoseconds per event: the best of `repeat` passes over the trace, timed in C++."""
     return _C._replay_benchmark(_text_of(trace), conf, _capacity(capacity), repeat)
 
 

@@ -83,8 +83,7 @@ def heap_trace(live: int, events: int, order: str) -> tuple[str, str]:
 
 
 def scaling() -> None:
-    """Nanoseconds per event by the number of live blocks. (replay.benchmark prefetches its own table
-    of pointers: with a million blocks its misses would be a large part of a random free.)"""
+    """Nanoseconds per event by the number of live blocks."""
     orders = ("last in, first out", "first in, first out", "random")
     print(f"\n{'live blocks':<14}" + "".join(f"{order:>20}{'ratio':>8}" for order in orders))
     events = 400_000

@@ -37,11 +37,6 @@ struct Runner {
     return {};
   }
 
-  bool live_is_cached() const noexcept { return live.size() * sizeof(void*) <= kMiB; }
-  void prefetch(const TraceEvent& event) const noexcept {
-    if (event.id < live.size()) __builtin_prefetch(&live[event.id]);
-  }
-
   Status step(const Trace& trace, const TraceEvent& event) {
     switch (event.kind) {
       case 'a':
@@ -100,15 +95,11 @@ Status benchmark(const Trace& trace, const ReplayOptions& options, int repeat, d
   if (repeat < 1) return {StatusCode::kInvalidArgument, "repeat must be at least 1"};
   Runner runner(options.capacity_bytes);
   if (Status status = runner.prepare(trace, options); !status.ok()) return status;
-  // Where the table of pointers is larger than a processor's cache, its misses would be a good part
-  // of what is measured, and are this loop's, not the allocator's.
-  const std::size_t ahead = runner.live_is_cached() ? 0 : 8;
   double best = 1e300;
   for (int pass = 0; pass < repeat; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    for (std::size_t i = 0; i < trace.events.size(); ++i) {
-      if (ahead > 0 && i + ahead < trace.events.size()) runner.prefetch(trace.events[i + ahead]);
-      if (Status status = runner.step(trace, trace.events[i]); !status.ok()) return status;
+    for (const TraceEvent& event : trace.events) {
+      if (Status status = runner.step(trace, event); !status.ok()) return status;
     }
     const auto end = std::chrono::steady_clock::now();
     best = std::min(best, std::chrono::duration<double, std::nano>(end - start).count() / static_cast<double>(trace.events.size()));

@@ -31,9 +31,7 @@ struct ReplayOptions {
 Status run(const Trace& trace, const ReplayOptions& options, ReplayResult* out);
 
 // Nanoseconds per event: the best of `repeat` passes over the trace, one allocator for all of
-// them, with what is still allocated freed between passes, outside the time. Where a trace has so
-// many allocations that the table of their pointers is larger than a cache (1 MiB), its entries are
-// prefetched: their misses are the replay's.
+// them, with what is still allocated freed between passes, outside the time.
 Status benchmark(const Trace& trace, const ReplayOptions& options, int repeat, double* ns_per_event);
 
 // Allocate-and-free pairs a second of `thread_count` threads on one allocator, mixed sizes up to

@@ -50,9 +50,13 @@ Segment* CachingAllocator::new_segment(std::uintptr_t address, std::size_t bytes
   segment->pool = pool;
   segment->expandable = std::move(expandable);
   segment->index = segments_.size();
-  segments_.reserve(segments_.size() + 1);
-  blocks_.begin(segment.get());
   segments_.push_back(std::move(segment));
+  try {
+    blocks_.begin(segments_.back().get());
+  } catch (...) {
+    segments_.pop_back();
+    throw;
+  }
   return segments_.back().get();
 }
 

@@ -120,6 +120,41 @@ def test_segments_all_over_the_address_space() -> None:
     assert result["stats"]["allocation.all"][2] == allocations
 
 
+def test_small_and_large_requests_side_by_side() -> None:
+    # Records of requests up to 65535 bytes take less room; with a larger one beside them, all of their 2 MiB take more.
+    small = "".join(f"a {i} {60000 + i} 0\n" for i in range(10))
+    trace = small + "a 10 70000 0\nf 10\n"
+    (segment,) = replay.run(trace, check_invariants=True)["segments"]
+    assert [block[1] for block in segment["blocks"]] == [*range(60000, 60010), 70000]
+    # What is left of the large one still says so, also after its neighbour has been split in many.
+    trace += "".join(f"a {20 + i} {100 + i} 0\n" for i in range(40))
+    (segment,) = replay.run(trace, check_invariants=True)["segments"]
+    assert [block[1] for block in segment["blocks"]] == [*range(60000, 60010), *range(100, 140), 70000]
+
+
+def test_requests_around_the_limits_of_their_records() -> None:
+    generator = random.Random(7)
+    events, live, count = [], [], 0
+    for _ in range(3000):
+        if live and generator.random() < 0.48:
+            events.append(f"f {live.pop(generator.randrange(len(live)))}")
+        else:
+            size = generator.choice((300, 900, 65535, 65536, 70000, 1 << 20))
+            events.append(f"a {count} {size} {generator.randrange(2)}")
+            live.append(count)
+            count += 1
+        if generator.random() < 0.2:
+            events.append(f"r {generator.choice(live)} {generator.randrange(3)}" if live else "q 1")
+        elif generator.random() < 0.1:
+            events.append(f"q {generator.randrange(3)}")
+    for conf in ("", "expandable_segments:True"):
+        trace = "\n".join(events) + "\n"
+        sizes = {int(e.split()[1]): int(e.split()[2]) for e in events if e[0] == "a"}
+        result = replay.run(trace, conf, check_invariants=True)
+        requested = [block[1] for segment in result["segments"] for block in segment["blocks"] if block[2]]
+        assert sorted(requested) == sorted(sizes[i] for i in live)
+
+
 def test_requests_of_more_than_4_gib() -> None:
     gib = 1 << 30
     first, second = 5 * gib - 3, 6 * gib - 1

@@ -225,10 +225,9 @@ void* CachingAllocator::hand_out(Request& r) {
   std::size_t block_bytes = found.bytes;
   if (should_split(pool, found.bytes, r.bytes)) {
     Block kept = block;  // `block` itself stays in registers
-    const Block rest = blocks_.divide(kept, r.bytes);
+    blocks_.divide_alike(kept, r.bytes);
     block = kept;
     block_bytes = r.bytes;
-    blocks_.set_requested_bytes(rest, blocks_.requested_bytes(block));
     const FreeSet::Key rest_key{found.bytes - r.bytes, found.address + r.bytes};
     if (r.found)
       pool.free.replace(stream, found, rest_key);

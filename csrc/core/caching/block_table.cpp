@@ -23,30 +23,37 @@ BlockTable::~BlockTable() {
 }
 
 Block BlockTable::begin(Segment* segment) {
-  return insert(segment, segment->address, Block::kFree, nullptr);
+  return insert(segment, segment->address, Block::kFree, 0, nullptr);
 }
 
 Block BlockTable::divide(Block& block, std::size_t bytes) {
-  return insert(block.leaf_->segment, block.address() + bytes, static_cast<std::uint16_t>(block.tag() & Block::kUnmapped), &block);
+  return insert(block.leaf_->segment, block.address() + bytes, static_cast<std::uint16_t>(block.tag() & Block::kUnmapped), 0, &block);
+}
+
+Block BlockTable::divide_alike(Block& block, std::size_t bytes) {
+  if ((block.tag() & Block::kExtra) == 0) {
+    const auto state = static_cast<std::uint16_t>(block.tag() & Block::kUnmapped);
+    return insert(block.leaf_->segment, block.address() + bytes, state, block.value(), &block);
+  }
+  Block rest = divide(block, bytes);
+  Leaf* const leaf = rest.leaf_;
+  set_requested_bytes(rest, requested_bytes(block));
+  if (block.leaf_ == leaf) block.leaf_ = rest.leaf_;
+  return rest;
 }
 
 // `before`: the block that reaches over the address; nullptr for the first one of a segment.
-Block BlockTable::insert(Segment* segment, std::uintptr_t address, std::uint16_t state, Block* before) {
+Block BlockTable::insert(Segment* segment, std::uintptr_t address, std::uint16_t state, std::uint32_t value, Block* before) {
   Leaf* leaf = nullptr;
   if (before != nullptr && before->leaf_->covers(address) && before->leaf_->count < before->leaf_->capacity) {
     leaf = before->leaf_;
   } else {
     leaf = leaf_with_room(segment, address, before);
+    if (!leaf->fits(value)) leaf = replace(leaf, true, leaf->count + 1u);  // so not *before's
   }
   // Nothing below can fail.
   const std::size_t index = before != nullptr && before->leaf_ == leaf ? before->index_ + 1 : 0;
-  if (index < leaf->count) {
-    std::copy_backward(leaf->tags() + index, leaf->tags() + leaf->count, leaf->tags() + leaf->count + 1);
-    std::copy_backward(leaf->values() + index, leaf->values() + leaf->count, leaf->values() + leaf->count + 1);
-  }
-  leaf->tags()[index] = static_cast<std::uint16_t>(((address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits) | state);
-  leaf->values()[index] = 0;
-  ++leaf->count;
+  leaf->insert(index, static_cast<std::uint16_t>(((address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits) | state), value);
   ++size_;
   return {leaf, index};
 }
@@ -65,7 +72,7 @@ Leaf* BlockTable::leaf_with_room(Segment* segment, std::uintptr_t address, Block
     const bool is_fine = record != nullptr;
     const int shift = is_fine ? Leaf::kFineShift : Leaf::kRegionShift;
     Node* node = is_fine ? nullptr : &make_node(address);
-    leaf = make_leaf(address >> shift << shift, segment, is_fine, 1);
+    leaf = make_leaf(address >> shift << shift, segment, is_fine, false, 1);
     link(leaf, before != nullptr ? before->leaf_ : nullptr);
     if (is_fine) {
       record->set_leaf_at(address, leaf);
@@ -74,10 +81,9 @@ Leaf* BlockTable::leaf_with_room(Segment* segment, std::uintptr_t address, Block
       add_record(*node, address, Record(leaf));
     }
   } else if (leaf->count == leaf->capacity) {
-    Leaf* larger = grow(leaf);
-    record->set_leaf_at(address, larger);
-    if (before != nullptr && before->leaf_ == leaf) before->leaf_ = larger;
-    leaf = larger;
+    const bool is_before = before != nullptr && before->leaf_ == leaf;
+    leaf = replace(leaf, false, leaf->capacity + 1u);
+    if (is_before) before->leaf_ = leaf;
   }
   return leaf;
 }
@@ -91,11 +97,7 @@ void BlockTable::end(Block block) noexcept {
   Leaf* const leaf = block.leaf_;
   --size_;
   if (leaf->count > 1) {
-    if (block.index_ + 1u < leaf->count) {
-      std::copy(leaf->tags() + block.index_ + 1, leaf->tags() + leaf->count, leaf->tags() + block.index_);
-      std::copy(leaf->values() + block.index_ + 1, leaf->values() + leaf->count, leaf->values() + block.index_);
-    }
-    leaf->tags()[--leaf->count] = kNoTag;
+    leaf->remove(block.index_);
     return;
   }
   Record* record = find_record(leaf->address, leaf->segment);
@@ -115,17 +117,24 @@ void BlockTable::end(Block block) noexcept {
 
 // --- Extras -----------------------------------------------------------------------------------
 
-void BlockTable::set_requested_bytes(Block block, std::size_t bytes) {
-  if ((block.tag() & Block::kExtra) != 0) {
-    extras_[block.value()].requested_bytes = bytes;
-  } else if (bytes <= std::numeric_limits<std::uint32_t>::max()) {
-    block.value() = static_cast<std::uint32_t>(bytes);
-  } else {
-    need_extra(block).requested_bytes = bytes;
-  }
+void BlockTable::need_fit(Block& block, std::uint32_t value) {
+  if (!block.leaf_->fits(value)) block.leaf_ = replace(block.leaf_, true, block.leaf_->count);
 }
 
-BlockExtra& BlockTable::need_extra(Block block) {
+void BlockTable::change_requested_bytes(Block& block, std::size_t bytes) {
+  if (bytes > Leaf::kMaxValue) {
+    need_extra(block).requested_bytes = bytes;
+    return;
+  }
+  // Of an extra too: without it, the leaf has to hold them.
+  need_fit(block, static_cast<std::uint32_t>(bytes));
+  if (BlockExtra* present = extra(block))
+    present->requested_bytes = bytes;
+  else
+    block.leaf_->set_value(block.index_, static_cast<std::uint32_t>(bytes));
+}
+
+BlockExtra& BlockTable::need_extra(Block& block) {
   if (BlockExtra* present = extra(block)) return *present;
   if (spare_extras_.empty()) {
     spare_extras_.reserve(extras_.size() + 1 > spare_extras_.capacity() ? 2 * extras_.size() + 16 : 0);
@@ -133,9 +142,11 @@ BlockExtra& BlockTable::need_extra(Block block) {
     spare_extras_.push_back(static_cast<std::uint32_t>(extras_.size() - 1));
   }
   const std::uint32_t number = spare_extras_.back();
+  const std::uint32_t requested = block.value();
+  need_fit(block, number);
+  block.leaf_->set_value(block.index_, number);
   spare_extras_.pop_back();
-  extras_[number].requested_bytes = block.value();
-  block.value() = number;
+  extras_[number].requested_bytes = requested;
   block.tag() |= Block::kExtra;
   return extras_[number];
 }
@@ -147,23 +158,32 @@ void BlockTable::drop_extra(Block block) noexcept {
   present->event_count = 0;
   present->markers.clear();
   present->context.reset();
-  if (present->requested_bytes > std::numeric_limits<std::uint32_t>::max()) return;
+  if (present->requested_bytes > Leaf::kMaxValue) return;
   const std::uint32_t number = block.value();
-  block.value() = static_cast<std::uint32_t>(present->requested_bytes);
+  block.leaf_->set_value(block.index_, static_cast<std::uint32_t>(present->requested_bytes));
   block.tag() = static_cast<std::uint16_t>(block.tag() & ~Block::kExtra);
   spare_extras_.push_back(number);
 }
 
 // --- Leaves -----------------------------------------------------------------------------------
 
-Leaf* BlockTable::make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t min_capacity) {
-  // Multiples of 8, of which little of a line is left over.
-  static constexpr std::size_t kCapacities[] = {8, 16, 24, 40, 56, 72, 88, 104, Leaf::kMaxBlocks};
-  const std::size_t capacity = *std::lower_bound(std::begin(kCapacities), std::end(kCapacities), min_capacity);
-  Leaf* leaf = new (arena_.allocate(Leaf::lines_for(capacity))) Leaf{
-      address, segment, segment->pool, segment->stream, segment->expandable != nullptr, is_fine, 0, static_cast<std::uint16_t>(capacity),
-      nullptr, nullptr, Record()};
-  std::fill_n(leaf->tags(), capacity, kNoTag);
+Leaf* BlockTable::make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, bool is_wide, std::size_t min_capacity) {
+  // Multiples of 8; narrow leaves of 8 would be as large as those of 16.
+  static constexpr std::size_t kCapacities[] = {8, 16, 32, 48, 64, 80, 96, 112, Leaf::kMaxBlocks};
+  const std::size_t capacity = *std::lower_bound(std::begin(kCapacities) + (is_wide ? 0 : 1), std::end(kCapacities), min_capacity);
+  Leaf* leaf = new (arena_.allocate(Leaf::lines_for(capacity, is_wide))) Leaf{address,
+                                                                              segment,
+                                                                              segment->pool,
+                                                                              segment->stream,
+                                                                              segment->expandable != nullptr,
+                                                                              is_fine,
+                                                                              is_wide,
+                                                                              0,
+                                                                              static_cast<std::uint16_t>(capacity),
+                                                                              nullptr,
+                                                                              nullptr,
+                                                                              Record()};
+  std::fill_n(leaf->tags(), capacity, Leaf::kNoTag);
   ++leaf_count_;
   return leaf;
 }
@@ -187,25 +207,36 @@ void BlockTable::unlink(Leaf* leaf) noexcept {
   if (leaf->next != nullptr) leaf->next->previous = leaf->previous;
 }
 
-// The same leaf with room for more, in its place among the others; whoever found the old one by
-// address has to be told.
-Leaf* BlockTable::grow(Leaf* leaf) {
-  Leaf* larger = make_leaf(leaf->address, leaf->segment, leaf->is_fine, leaf->capacity + 1u);
-  std::copy_n(leaf->tags(), leaf->count, larger->tags());
-  std::copy_n(leaf->values(), leaf->count, larger->values());
-  larger->count = leaf->count;
-  larger->sibling = leaf->sibling;
+bool BlockTable::needs_wide(Block block) const noexcept {
+  // What an extra above 4 GiB holds never comes back into the leaf.
+  const std::size_t requested = requested_bytes(block);
+  return block.value() > Leaf::kMaxNarrowValue || (requested > Leaf::kMaxNarrowValue && requested <= Leaf::kMaxValue);
+}
+
+// The same leaf, narrow where it can be, else wide, and with room for at least so many, in its place
+// among the others.
+Leaf* BlockTable::replace(Leaf* leaf, bool needs_wide, std::size_t min_capacity) {
+  for (std::size_t i = 0; i < leaf->count && !needs_wide; ++i) needs_wide = this->needs_wide({leaf, i});
+  Leaf* made = make_leaf(leaf->address, leaf->segment, leaf->is_fine, needs_wide, min_capacity);
+  for (std::size_t i = 0; i < leaf->count; ++i) made->insert(i, leaf->tags()[i], leaf->value(i));
+  made->sibling = leaf->sibling;
   Leaf* const before = leaf->previous;
   unlink(leaf);
-  link(larger, before);
+  link(made, before);
+  find_record(leaf->address, leaf->segment)->set_leaf_at(leaf->address, made);
   free_leaf(leaf);
-  return larger;
+  return made;
 }
 
 void BlockTable::make_fine(Record& record) {
   Leaf* const leaf = record.leaf();
   std::size_t counts[Directory::kCount] = {};
-  for (std::size_t i = 0; i < leaf->count; ++i) ++counts[Directory::index_of(leaf->start(i))];
+  bool wide[Directory::kCount] = {};
+  for (std::size_t i = 0; i < leaf->count; ++i) {
+    const std::size_t part = Directory::index_of(leaf->start(i));
+    ++counts[part];
+    wide[part] = wide[part] || needs_wide({leaf, i});
+  }
   auto directory = std::make_unique<Directory>();
   directory->segment = leaf->segment;
   directory->sibling = leaf->sibling;
@@ -213,7 +244,7 @@ void BlockTable::make_fine(Record& record) {
     for (std::size_t i = 0; i < Directory::kCount; ++i) {
       if (counts[i] == 0) continue;
       const std::size_t room = std::min<std::size_t>(counts[i] + 1, Leaf::kMaxBlocks);
-      directory->leaves[i] = make_leaf(leaf->address + (i << Leaf::kFineShift), leaf->segment, true, room);
+      directory->leaves[i] = make_leaf(leaf->address + (i << Leaf::kFineShift), leaf->segment, true, wide[i], room);
       ++directory->leaf_count;
     }
   } catch (...) {
@@ -224,9 +255,8 @@ void BlockTable::make_fine(Record& record) {
   }
   for (std::size_t i = 0; i < leaf->count; ++i) {
     Leaf* to = directory->leaves[Directory::index_of(leaf->start(i))];
-    to->tags()[to->count] =
-        static_cast<std::uint16_t>(leaf->tags()[i] - ((to->address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits));
-    to->values()[to->count++] = leaf->values()[i];
+    const std::size_t before_it = (to->address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits;
+    to->insert(to->count, static_cast<std::uint16_t>(leaf->tags()[i] - before_it), leaf->value(i));
   }
   Leaf* before = leaf->previous;
   unlink(leaf);

@@ -2,10 +2,11 @@
 // memory access, so what belongs together has to be together, and small.
 //
 // A block is a start: it reaches to the next one of its segment. Starts are kept in leaves, sorted,
-// 2 bytes each (where in the leaf's span, and the state), beside 4 bytes for the requested size. So
-// a block, its neighbours and their sizes are on a line or two. What few blocks have (streams,
-// events, contexts, a request above 4 GiB) is a BlockExtra, whose number stands instead of the
-// requested size.
+// 2 bytes each (where in the leaf's span, and the state), beside the requested size: 2 bytes as long
+// as all of the leaf fit in those, else 4. So a block, its neighbours and their sizes are on a line
+// or two, and as many as possible of all of them in the processor's cache. What few blocks have
+// (streams, events, contexts, a request above 4 GiB) is a BlockExtra, whose number stands instead of
+// the requested size.
 //
 // A leaf covers 2 MiB of one segment; where more than kMaxBlocks blocks start in those, they are
 // divided into leaves of 64 KiB, which a directory knows. Only leaves with a start exist; those of
@@ -14,11 +15,14 @@
 // be asked for before its header is there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "core/caching/block.h"
@@ -72,6 +76,9 @@ struct Leaf {
   static constexpr int kFineShift = 16;    // that of a fine one
   // A tag: the block's start in granules of 512 bytes from the leaf's address, then its state.
   static constexpr int kStateBits = 4;
+  static constexpr std::uint16_t kNoTag = 0xFFFF;
+  static constexpr std::size_t kMaxNarrowValue = std::numeric_limits<std::uint16_t>::max();
+  static constexpr std::size_t kMaxValue = std::numeric_limits<std::uint32_t>::max();
 
   std::uintptr_t address;  // of its span: a multiple of 2 MiB or 64 KiB
   Segment* segment;
@@ -79,24 +86,49 @@ struct Leaf {
   StreamHandle stream;
   bool is_expandable;
   bool is_fine;         // the span is 64 KiB
+  bool is_wide;         // values of 4 bytes, not 2
   std::uint16_t count;  // blocks that start in the span
   std::uint16_t capacity;
   Leaf* previous;  // of the segment, by address
   Leaf* next;
   Record sibling;  // unused in a fine leaf
 
-  static constexpr std::size_t lines_for(std::size_t capacity) noexcept {
-    constexpr std::size_t kBlockBytes = sizeof(std::uint16_t) + sizeof(std::uint32_t);
-    return 1 + (capacity * kBlockBytes + RecordArena::kLineBytes - 1) / RecordArena::kLineBytes;
+  static constexpr std::size_t lines_for(std::size_t capacity, bool is_wide) noexcept {
+    const std::size_t block_bytes = sizeof(std::uint16_t) + (is_wide ? sizeof(std::uint32_t) : sizeof(std::uint16_t));
+    return 1 + (capacity * block_bytes + RecordArena::kLineBytes - 1) / RecordArena::kLineBytes;
   }
-  std::size_t lines() const noexcept { return lines_for(capacity); }
+  std::size_t lines() const noexcept { return lines_for(capacity, is_wide); }
 
   // Ascending; behind the last: kNoTag.
   std::uint16_t* tags() noexcept { return reinterpret_cast<std::uint16_t*>(this + 1); }
   const std::uint16_t* tags() const noexcept { return reinterpret_cast<const std::uint16_t*>(this + 1); }
-  // Requested bytes, or with kExtra the number of a BlockExtra.
-  std::uint32_t* values() noexcept { return reinterpret_cast<std::uint32_t*>(tags() + capacity); }
-  const std::uint32_t* values() const noexcept { return reinterpret_cast<const std::uint32_t*>(tags() + capacity); }
+  // A value: the requested bytes, or with kExtra the number of a BlockExtra.
+  std::uint32_t value(std::size_t index) const noexcept {
+    std::uint32_t result = 0;
+    with_values([&](auto* values) { result = values[index]; });
+    return result;
+  }
+  bool fits(std::size_t value) const noexcept { return value <= (is_wide ? kMaxValue : kMaxNarrowValue); }
+  void set_value(std::size_t index, std::uint32_t value) noexcept {  // which fits
+    with_values([&](auto* values) { values[index] = static_cast<std::remove_pointer_t<decltype(values)>>(value); });
+  }
+  // With room for one more.
+  void insert(std::size_t index, std::uint16_t tag, std::uint32_t value) noexcept {
+    if (index < count) {
+      std::copy_backward(tags() + index, tags() + count, tags() + count + 1);
+      with_values([&](auto* values) { std::copy_backward(values + index, values + count, values + count + 1); });
+    }
+    tags()[index] = tag;
+    set_value(index, value);
+    ++count;
+  }
+  void remove(std::size_t index) noexcept {
+    if (index + 1u < count) {
+      std::copy(tags() + index + 1, tags() + count, tags() + index);
+      with_values([&](auto* values) { std::copy(values + index + 1, values + count, values + index); });
+    }
+    tags()[--count] = kNoTag;
+  }
   std::uintptr_t start(std::size_t index) const noexcept {
     return address + (static_cast<std::uintptr_t>(tags()[index] >> kStateBits) << kGranuleShift);
   }
@@ -118,10 +150,20 @@ struct Leaf {
     sums[0] += sums[0] >> 32;
     return static_cast<std::size_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
   }
+
+ private:
+  template <class Function>
+  void with_values(Function function) const noexcept {
+    std::uint16_t* const narrow = const_cast<std::uint16_t*>(tags()) + capacity;
+    if (is_wide)
+      function(reinterpret_cast<std::uint32_t*>(narrow));
+    else
+      function(narrow);
+  }
 };
 
 static_assert(sizeof(Leaf) == RecordArena::kLineBytes);
-static_assert(Leaf::lines_for(Leaf::kMaxBlocks) <= RecordArena::kMaxLines);
+static_assert(Leaf::lines_for(Leaf::kMaxBlocks, true) <= RecordArena::kMaxLines);
 
 // The fine leaves of 2 MiB of a segment.
 struct alignas(RecordArena::kLineBytes) Directory {
@@ -157,7 +199,8 @@ inline void Record::set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept {
 }
 
 // One block: where its record is. Small, to be copied. It is good until a block of the same leaf
-// begins or ends before it (BlockTable::divide and ::end say more); an address is good for longer.
+// begins or ends before it (BlockTable::divide and ::end say more), or gets a number for which the
+// leaf has to be widened (::set_requested_bytes, ::need_extra); an address is good for longer.
 class Block {
  public:
   enum State : std::uint16_t {
@@ -205,7 +248,7 @@ class Block {
   static constexpr std::uint16_t kExtra = 8;
 
   std::uint16_t& tag() const noexcept { return leaf_->tags()[index_]; }
-  std::uint32_t& value() const noexcept { return leaf_->values()[index_]; }
+  std::uint32_t value() const noexcept { return leaf_->value(index_); }
 
   Leaf* leaf_ = nullptr;
   std::size_t index_ = 0;  // a full word: it is stored and then loaded as one
@@ -239,8 +282,10 @@ class BlockTable {
   // 512.
   Block begin(Segment* segment);
   // The block keeps its first `bytes` (a multiple of 512); the rest becomes a free block in the
-  // same mapped state, requested_bytes 0. `block` stays good; other Blocks of its segment do not.
+  // same mapped state, with the same requested bytes or 0. `block` stays good; other Blocks of its
+  // segment do not.
   Block divide(Block& block, std::size_t bytes);
+  Block divide_alike(Block& block, std::size_t bytes);
   // The block ends, and its predecessor reaches over it. (The last one of a segment: nothing is
   // left.) Blocks before it stay good.
   void end(Block block) noexcept;
@@ -248,11 +293,17 @@ class BlockTable {
   std::size_t requested_bytes(Block block) const noexcept {
     return (block.tag() & Block::kExtra) != 0 ? extras_[block.value()].requested_bytes : block.value();
   }
-  void set_requested_bytes(Block block, std::size_t bytes);
+  // `block` stays good; other Blocks of its leaf may not. The same with need_extra.
+  void set_requested_bytes(Block& block, std::size_t bytes) {
+    if ((block.tag() & Block::kExtra) == 0 && block.leaf_->fits(bytes)) [[likely]]
+      block.leaf_->set_value(block.index_, static_cast<std::uint32_t>(bytes));
+    else
+      change_requested_bytes(block, bytes);
+  }
   // nullptr when it has none.
   BlockExtra* extra(Block block) noexcept { return (block.tag() & Block::kExtra) != 0 ? &extras_[block.value()] : nullptr; }
   const BlockExtra* extra(Block block) const noexcept { return const_cast<BlockTable*>(this)->extra(block); }
-  BlockExtra& need_extra(Block block);
+  BlockExtra& need_extra(Block& block);
   // Keeps the requested bytes.
   void drop_extra(Block block) noexcept;
 
@@ -262,7 +313,6 @@ class BlockTable {
   static constexpr std::uintptr_t kGranuleBytes = std::uintptr_t{1} << Leaf::kGranuleShift;
   static constexpr std::size_t kMinNodes = 8;
   static constexpr std::size_t kCachedLeaves = 512;  // so few are in the processor's cache anyway
-  static constexpr std::uint16_t kNoTag = 0xFFFF;
 
   // The entries of 2 GiB of addresses.
   struct Node {
@@ -296,13 +346,16 @@ class BlockTable {
   void add_record(Node& node, std::uintptr_t address, Record record) noexcept;
   void remove_record(std::uintptr_t address, Record* record) noexcept;
 
-  Block insert(Segment* segment, std::uintptr_t address, std::uint16_t state, Block* before);
+  Block insert(Segment* segment, std::uintptr_t address, std::uint16_t state, std::uint32_t value, Block* before);
   Leaf* leaf_with_room(Segment* segment, std::uintptr_t address, Block* before);
-  Leaf* make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, std::size_t min_capacity);
+  Leaf* make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, bool is_wide, std::size_t min_capacity);
   void free_leaf(Leaf* leaf) noexcept;
   static void link(Leaf* leaf, Leaf* before) noexcept;
   static void unlink(Leaf* leaf) noexcept;
-  Leaf* grow(Leaf* leaf);
+  bool needs_wide(Block block) const noexcept;
+  Leaf* replace(Leaf* leaf, bool needs_wide, std::size_t min_capacity);
+  void need_fit(Block& block, std::uint32_t value);
+  void change_requested_bytes(Block& block, std::size_t bytes);
   void make_fine(Record& record);
 
   RecordArena arena_;

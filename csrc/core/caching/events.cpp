@@ -8,7 +8,7 @@ namespace mybackend::caching {
 
 void CachingAllocator::record_stream(void* ptr, StreamHandle stream) {
   Lock lock(mutex_);
-  const Block block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  Block block = blocks_.find(reinterpret_cast<std::uintptr_t>(ptr));
   if (!block || !block.is_allocated() || stream == block.stream()) return;
   auto& uses = blocks_.need_extra(block).stream_uses;
   if (std::find(uses.begin(), uses.end(), stream) != uses.end()) return;
@@ -29,7 +29,7 @@ EventHandle CachingAllocator::take_event() {
 // Whether there is something to wait for.
 bool CachingAllocator::record_events(Block block) {
   StreamTable<char> streams(StreamHash{device_});
-  BlockExtra& extra = blocks_.need_extra(block);
+  BlockExtra& extra = *blocks_.extra(block);
   for (StreamHandle stream : extra.stream_uses) streams[stream] = 1;
   extra.stream_uses.clear();
   streams.for_each([&](StreamHandle stream, char) {
@@ -60,7 +60,7 @@ void CachingAllocator::record_deferred_events() {
 // that used it.
 void CachingAllocator::mark_uses(Block block) {
   if (!settings_.graph_capture_record_stream_reuse || block.pool().owner == nullptr) return;
-  BlockExtra& extra = blocks_.need_extra(block);
+  BlockExtra& extra = *blocks_.extra(block);
   std::vector<StreamHandle> streams = extra.stream_uses;
   streams.push_back(block.stream());
   std::vector<CaptureMarker> markers(streams.size());

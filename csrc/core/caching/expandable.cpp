@@ -85,8 +85,7 @@ Block CachingAllocator::unmap_block(Block block, const Context& context) {
   pool.free.erase(segment.stream, key);
   if (unmapped.address > key.address) {
     Block before = block;
-    block = blocks_.divide(before, unmapped.address - key.address);
-    blocks_.set_requested_bytes(block, blocks_.requested_bytes(before));
+    block = blocks_.divide_alike(before, unmapped.address - key.address);
     blocks_.set_requested_bytes(before, 0);
     insert_free(before);
   }

@@ -45,7 +45,8 @@ void CachingAllocator::put_back(Block block, const Context& context) {
 
   std::int64_t split_blocks = 0, split_bytes = 0;  // net change
   const auto is_mergeable = [](Block neighbour) { return neighbour && neighbour.is_available() && neighbour.is_mapped(); };
-  const Block previous = block.previous(), next = block.next();
+  Block previous = block.previous();
+  const Block next = block.next();
   const bool joins_previous = is_mergeable(previous), joins_next = is_mergeable(next);
   FreeSet::Key result = freed;
   FreeSet::Key place;  // the result takes the place of one absorbed neighbour in the free set
@@ -99,7 +100,7 @@ Block CachingAllocator::merge_neighbours(Block block) {
     return true;
   };
   if (const Block next = block.next(); take(next)) blocks_.end(next);
-  if (const Block previous = block.previous(); take(previous)) {
+  if (Block previous = block.previous(); take(previous)) {
     const std::size_t requested_bytes = blocks_.requested_bytes(block);
     blocks_.end(block);
     blocks_.set_requested_bytes(previous, requested_bytes);

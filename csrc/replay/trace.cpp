@@ -79,7 +79,12 @@ Status parse_trace(std::string_view text, Trace* out) {
       case 'f': good = fields.number(&id); break;
       case 'r': good = fields.number(&id) && fields.number(&event.stream); break;
       case 'q': good = fields.number(&event.stream); break;
-      case 'm': good = fields.number(&event.fraction) && event.fraction >= 0 && event.fraction <= 1; break;
+      case 'm': {
+        double fraction = 0;
+        good = fields.number(&fraction) && fraction >= 0 && fraction <= 1;
+        event.fraction = fraction;
+        break;
+      }
       case 'b':
       case 'n':
       case 'd': good = fields.number(&event.id) && event.id > 0; break;

@@ -19,8 +19,10 @@ struct TraceEvent {
   char kind = 0;
   std::uint32_t id = 0;  // a, f, r: dense index of the allocation; b, n, d: the pool
   std::uint64_t stream = 0;
-  std::size_t bytes = 0;
-  double fraction = 0;
+  union {                   // long traces are read through in the timed loop: no more memory than needed
+    std::size_t bytes = 0;  // a
+    double fraction;        // m
+  };
 };
 
 struct Trace {

@@ -11,8 +11,8 @@
 // A leaf covers 2 MiB of one segment; where more than kMaxBlocks blocks start in those, they are
 // divided into leaves of 64 KiB, which a directory knows. Only leaves with a start exist; those of
 // a segment are linked by address. Two steps by address find them: a node for each 2 GiB, in it an
-// entry for each 2 MiB. An entry also tells the leaf's capacity, so that the lines of its tags can
-// be asked for before its header is there.
+// entry for each 2 MiB. An entry also tells the leaf's capacity, so that all of its lines can be asked
+// for before its header is there.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class Record {
   // nullptr when no block starts in its part of the directory.
   Leaf* leaf_at(std::uintptr_t address) const noexcept;
   void set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept;
-  // Of a leaf: asks the memory for its header and tags together.
+  // Of a leaf: asks the memory for all of its lines together.
   void prefetch() const noexcept;
 
  private:
@@ -179,8 +179,9 @@ struct alignas(RecordArena::kLineBytes) Directory {
 inline Record::Record(Leaf* leaf) noexcept : bits_(reinterpret_cast<std::uintptr_t>(leaf) | leaf->capacity / 4u) {}
 inline void Record::prefetch() const noexcept {
   const char* header = reinterpret_cast<const char*>(bits_ & ~kMask);
-  const char* values = header + sizeof(Leaf) + (bits_ & kMask) * 4 * sizeof(std::uint16_t);
-  for (const char* line = header; line < values; line += RecordArena::kLineBytes) __builtin_prefetch(line);
+  // A narrow leaf's end; of a wide one, a third is beyond.
+  const char* end = header + sizeof(Leaf) + (bits_ & kMask) * 4 * 2 * sizeof(std::uint16_t);
+  for (const char* line = header; line < end; line += RecordArena::kLineBytes) __builtin_prefetch(line);
 }
 inline const Segment* Record::segment() const noexcept {
   return is_fine() ? directory()->segment : leaf()->segment;

@@ -2,7 +2,7 @@
 
 Three tables: the 200 operators of bench_operators.py on 8x8 operands (host overhead), 64 MB
 elementwise operators (no copy), and training steps (AdamW, clipped gradients) of the demo's model
-and of the models of tests/models.py, larger than in the tests. Every number is the median of many
+and of the models of tests/training_models.py, larger than in the tests. Every number is the median of many
 interleaved measurements.
 
 usage: bench_ops.py [--quick] [--json FILE]
@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import demo
 from bench_operators import OPERATORS, operands
-from models import MODELS
+from training_models import MODELS
 
 Results = dict[str, tuple[float, float, float]]  # seconds of ours, of the CPU, ratio
-MODEL_SCALE = 8  # of the widths of tests/models.py
+MODEL_SCALE = 8  # of the widths of tests/training_models.py
 
 
 def compare(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import MODELS
+from training_models import MODELS
 
 import mybackend
 

@@ -1,5 +1,5 @@
 """Tensors of `mybackend` in GPU memory (driver:cuda), on the stand-in driver and runtime. Where a test
-needs kernels, they are those of kernels.py."""
+needs kernels, they are those of standin_kernels.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICE = 'import mybackend; mybackend.config.set("driver:cuda")'
 KERNELS = f"""
 import mybackend; mybackend.config.set("driver:cuda")
 sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}]
-import kernels; kernels.install()
+import standin_kernels; standin_kernels.install()
 """
 
 
@@ -119,7 +119,7 @@ def test_results_are_adopted_and_arguments_keep_their_identity() -> None:
                 raise SystemExit("no error")
             except RuntimeError as error:
                 assert "Expected all tensors to be on the same device" in str(error), error
-        assert kernels.calls["aten::mm"] == 1 and mybackend._C._copied_output_count() == 0
+        assert standin_kernels.calls["aten::mm"] == 1 and mybackend._C._copied_output_count() == 0
         del A, B, C, out, view, values, indices, wrong
         gc.collect()
         assert torch.mybackend.memory_allocated() == 0, torch.mybackend.memory_allocated()
@@ -160,7 +160,7 @@ def test_training_equals_the_cpus_bit_for_bit(model: str, conf: str) -> None:
                 assert torch.equal(*losses), (step, losses)
         for p, q in zip(host.parameters(), device.parameters()):
             assert torch.equal(p, q.cpu()) and torch.equal(p.grad, q.grad.cpu())
-        assert mybackend._C._copied_output_count() == 0 and len(kernels.calls) > 10
+        assert mybackend._C._copied_output_count() == 0 and len(standin_kernels.calls) > 10
         assert mybackend._C._check_invariants(0) == ""
         del m, b, optimizer, loss, runs, device, p, q
         gc.collect()
@@ -187,7 +187,7 @@ def test_recurrent_layers_take_cudas_fused_cell() -> None:
             results.append([t.cpu() for t in (out.detach(), h.detach(), c.detach(), *[p.grad for p in m.parameters()])])
         for a, b in zip(*results):
             torch.testing.assert_close(a, b)
-        assert kernels.calls["aten::_thnn_fused_lstm_cell"] == 24 and kernels.calls["aten::_thnn_fused_lstm_cell_backward_impl"] == 24
+        assert standin_kernels.calls["aten::_thnn_fused_lstm_cell"] == 24 and standin_kernels.calls["aten::_thnn_fused_lstm_cell_backward_impl"] == 24
         assert mybackend._C._copied_output_count() == 0
         """,
         KERNELS,
@@ -294,12 +294,12 @@ def test_generators_are_cudas() -> None:
         torch.manual_seed(5)                            # before the devices start
         assert st.standin_calls(b"cuInit") == 0         # and starts nothing
         x = torch.empty(4, device="mybackend").uniform_()
-        assert kernels.generators[-1].device == torch.device("cuda:0") and kernels.generators[-1].initial_seed() == 5
+        assert standin_kernels.generators[-1].device == torch.device("cuda:0") and standin_kernels.generators[-1].initial_seed() == 5
         assert torch.equal(x.cpu(), torch.empty(4).uniform_(generator=torch.Generator().manual_seed(5)))
         assert torch.mybackend.initial_seed() == 5 == torch.cuda.initial_seed()
         own = torch.Generator("mybackend").manual_seed(9)
         torch.randn(3, generator=own, device="mybackend")
-        assert kernels.generators[-1].initial_seed() == 9 and kernels.generators[-1].device.type == "cuda"
+        assert standin_kernels.generators[-1].initial_seed() == 9 and standin_kernels.generators[-1].device.type == "cuda"
         state = torch.mybackend.get_rng_state()
         torch.mybackend.manual_seed(11)
         assert torch.cuda.initial_seed() == 11
@@ -309,7 +309,7 @@ def test_generators_are_cudas() -> None:
         assert own.get_offset() == 8
         layer = torch.nn.Dropout(0.5)
         layer(torch.ones(8, device="mybackend"))
-        assert kernels.calls["aten::native_dropout"] == 1
+        assert standin_kernels.calls["aten::native_dropout"] == 1
         """,
         KERNELS,
     )
@@ -321,7 +321,7 @@ def test_autocast_and_scaler() -> None:
         a = torch.randn(4, 4).to("mybackend").requires_grad_()
         with torch.autocast("mybackend", dtype=torch.bfloat16):
             loss = (a @ a).float().sum()
-        assert (a @ a).dtype == torch.float32 and kernels.calls["aten::mm"] == 2
+        assert (a @ a).dtype == torch.float32 and standin_kernels.calls["aten::mm"] == 2
         scaler = torch.amp.GradScaler("mybackend", init_scale=8.0)
         optimizer = torch.optim.SGD([a], lr=0.1)
         scaler.scale(loss).backward()

@@ -249,7 +249,7 @@ void* CachingAllocator::hand_out(Request& r) {
     }
   }
   block.set_state(Block::kAllocated);
-  blocks_.set_requested_bytes(block, r.requested_bytes);
+  block = blocks_.set_requested_bytes(block, r.requested_bytes);
   const auto bytes = static_cast<std::int64_t>(block_bytes);
   add(stats_.allocation, which, 1);
   add(stats_.allocated_bytes, which, bytes);
@@ -258,7 +258,7 @@ void* CachingAllocator::hand_out(Request& r) {
   add(stats_.requested_bytes, which, static_cast<std::int64_t>(r.requested_bytes));
   if (block_bytes >= settings_.max_split_size_mb) stats_.oversize_allocations.increase(1);
   if (history_.enabled() || !trackers_.empty()) {
-    if (r.context) blocks_.need_extra(block).context = r.context;
+    if (Block copy = block; r.context) blocks_.need_extra(copy).context = r.context;
     record(Action::kAlloc, found.address, r.requested_bytes, stream, &pool, r.context);
   }
   return reinterpret_cast<void*>(found.address);

@@ -37,7 +37,7 @@ Block BlockTable::divide_alike(Block& block, std::size_t bytes) {
   }
   Block rest = divide(block, bytes);
   Leaf* const leaf = rest.leaf_;
-  set_requested_bytes(rest, requested_bytes(block));
+  rest = set_requested_bytes(rest, requested_bytes(block));
   if (block.leaf_ == leaf) block.leaf_ = rest.leaf_;
   return rest;
 }
@@ -121,10 +121,10 @@ void BlockTable::need_fit(Block& block, std::uint32_t value) {
   if (!block.leaf_->fits(value)) block.leaf_ = replace(block.leaf_, true, block.leaf_->count);
 }
 
-void BlockTable::change_requested_bytes(Block& block, std::size_t bytes) {
+Block BlockTable::change_requested_bytes(Block block, std::size_t bytes) {
   if (bytes > Leaf::kMaxValue) {
     need_extra(block).requested_bytes = bytes;
-    return;
+    return block;
   }
   // Of an extra too: without it, the leaf has to hold them.
   need_fit(block, static_cast<std::uint32_t>(bytes));
@@ -132,6 +132,7 @@ void BlockTable::change_requested_bytes(Block& block, std::size_t bytes) {
     present->requested_bytes = bytes;
   else
     block.leaf_->set_value(block.index_, static_cast<std::uint32_t>(bytes));
+  return block;
 }
 
 BlockExtra& BlockTable::need_extra(Block& block) {

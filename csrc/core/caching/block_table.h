@@ -22,7 +22,6 @@
 #include <deque>
 #include <limits>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "core/caching/block.h"
@@ -86,7 +85,7 @@ struct Leaf {
   StreamHandle stream;
   bool is_expandable;
   bool is_fine;         // the span is 64 KiB
-  bool is_wide;         // values of 4 bytes, not 2
+  bool is_wide;         // values of 4 bytes, not 2. No branch may depend on it: leaves of both kinds alternate
   std::uint16_t count;  // blocks that start in the span
   std::uint16_t capacity;
   Leaf* previous;  // of the segment, by address
@@ -104,19 +103,24 @@ struct Leaf {
   const std::uint16_t* tags() const noexcept { return reinterpret_cast<const std::uint16_t*>(this + 1); }
   // A value: the requested bytes, or with kExtra the number of a BlockExtra.
   std::uint32_t value(std::size_t index) const noexcept {
-    std::uint32_t result = 0;
-    with_values([&](auto* values) { result = values[index]; });
-    return result;
+    // A narrow one is the upper half of the 4 bytes that end with it.
+    const int before_it = is_wide ? 0 : 2;
+    std::uint32_t bytes;
+    std::memcpy(&bytes, value_at(index) - before_it, sizeof bytes);
+    return bytes >> (8 * before_it);
   }
-  bool fits(std::size_t value) const noexcept { return value <= (is_wide ? kMaxValue : kMaxNarrowValue); }
+  bool fits(std::size_t value) const noexcept { return value >> (16 << is_wide) == 0; }
   void set_value(std::size_t index, std::uint32_t value) noexcept {  // which fits
-    with_values([&](auto* values) { values[index] = static_cast<std::remove_pointer_t<decltype(values)>>(value); });
+    const auto lower = static_cast<std::uint16_t>(value), upper = static_cast<std::uint16_t>(value >> 16);
+    std::byte* const to = value_at(index);
+    std::memcpy(to + 2 * is_wide, &upper, sizeof upper);  // of a narrow one overwritten at once
+    std::memcpy(to, &lower, sizeof lower);
   }
   // With room for one more.
   void insert(std::size_t index, std::uint16_t tag, std::uint32_t value) noexcept {
     if (index < count) {
       std::copy_backward(tags() + index, tags() + count, tags() + count + 1);
-      with_values([&](auto* values) { std::copy_backward(values + index, values + count, values + count + 1); });
+      std::memmove(value_at(index + 1), value_at(index), static_cast<std::size_t>(value_at(count) - value_at(index)));
     }
     tags()[index] = tag;
     set_value(index, value);
@@ -125,7 +129,7 @@ struct Leaf {
   void remove(std::size_t index) noexcept {
     if (index + 1u < count) {
       std::copy(tags() + index + 1, tags() + count, tags() + index);
-      with_values([&](auto* values) { std::copy(values + index + 1, values + count, values + index); });
+      std::memmove(value_at(index), value_at(index + 1), static_cast<std::size_t>(value_at(count) - value_at(index + 1)));
     }
     tags()[--count] = kNoTag;
   }
@@ -152,13 +156,8 @@ struct Leaf {
   }
 
  private:
-  template <class Function>
-  void with_values(Function function) const noexcept {
-    std::uint16_t* const narrow = const_cast<std::uint16_t*>(tags()) + capacity;
-    if (is_wide)
-      function(reinterpret_cast<std::uint32_t*>(narrow));
-    else
-      function(narrow);
+  std::byte* value_at(std::size_t index) const noexcept {
+    return reinterpret_cast<std::byte*>(const_cast<std::uint16_t*>(tags()) + capacity) + (index << (1 + is_wide));
   }
 };
 
@@ -294,16 +293,18 @@ class BlockTable {
   std::size_t requested_bytes(Block block) const noexcept {
     return (block.tag() & Block::kExtra) != 0 ? extras_[block.value()].requested_bytes : block.value();
   }
-  // `block` stays good; other Blocks of its leaf may not. The same with need_extra.
-  void set_requested_bytes(Block& block, std::size_t bytes) {
-    if ((block.tag() & Block::kExtra) == 0 && block.leaf_->fits(bytes)) [[likely]]
-      block.leaf_->set_value(block.index_, static_cast<std::uint32_t>(bytes));
-    else
-      change_requested_bytes(block, bytes);
+  // Returns where the block is then; other Blocks of its leaf may not be good any more. (Not by
+  // reference: a Block whose address is taken is not kept in registers.)
+  [[nodiscard]] Block set_requested_bytes(Block block, std::size_t bytes) {
+    if ((block.tag() & Block::kExtra) != 0 || !block.leaf_->fits(bytes)) [[unlikely]]
+      return change_requested_bytes(block, bytes);
+    block.leaf_->set_value(block.index_, static_cast<std::uint32_t>(bytes));
+    return block;
   }
   // nullptr when it has none.
   BlockExtra* extra(Block block) noexcept { return (block.tag() & Block::kExtra) != 0 ? &extras_[block.value()] : nullptr; }
   const BlockExtra* extra(Block block) const noexcept { return const_cast<BlockTable*>(this)->extra(block); }
+  // `block` stays good; other Blocks of its leaf may not.
   BlockExtra& need_extra(Block& block);
   // Keeps the requested bytes.
   void drop_extra(Block block) noexcept;
@@ -356,7 +357,7 @@ class BlockTable {
   bool needs_wide(Block block) const noexcept;
   Leaf* replace(Leaf* leaf, bool needs_wide, std::size_t min_capacity);
   void need_fit(Block& block, std::uint32_t value);
-  void change_requested_bytes(Block& block, std::size_t bytes);
+  Block change_requested_bytes(Block block, std::size_t bytes);
   void make_fine(Record& record);
 
   RecordArena arena_;

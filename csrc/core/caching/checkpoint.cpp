@@ -67,7 +67,7 @@ void CachingAllocator::carve(Block block, const PoolCheckpoint::LiveBlock& wante
     change_split(behind, add);
   }
   block.set_state(Block::kAllocated);
-  blocks_.set_requested_bytes(block, wanted.requested_bytes);
+  block = blocks_.set_requested_bytes(block, wanted.requested_bytes);
   add(stats_.allocation, which, 1);
   add(stats_.allocated_bytes, which, bytes);
   add(stats_.active, which, 1);

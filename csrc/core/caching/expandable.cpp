@@ -86,7 +86,7 @@ Block CachingAllocator::unmap_block(Block block, const Context& context) {
   if (unmapped.address > key.address) {
     Block before = block;
     block = blocks_.divide_alike(before, unmapped.address - key.address);
-    blocks_.set_requested_bytes(before, 0);
+    before = blocks_.set_requested_bytes(before, 0);
     insert_free(before);
   }
   if (unmapped.bytes < block.bytes()) insert_free(blocks_.divide(block, unmapped.bytes));

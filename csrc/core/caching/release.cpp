@@ -64,7 +64,7 @@ void CachingAllocator::put_back(Block block, const Context& context) {
     split_bytes -= static_cast<std::int64_t>(place.bytes);
     result = {place.bytes + result.bytes, place.address};
     blocks_.end(block);
-    blocks_.set_requested_bytes(previous, requested_bytes);
+    previous = blocks_.set_requested_bytes(previous, requested_bytes);
   }
   if (place)
     pool.free.replace(stream, place, result);
@@ -100,11 +100,10 @@ Block CachingAllocator::merge_neighbours(Block block) {
     return true;
   };
   if (const Block next = block.next(); take(next)) blocks_.end(next);
-  if (Block previous = block.previous(); take(previous)) {
+  if (const Block previous = block.previous(); take(previous)) {
     const std::size_t requested_bytes = blocks_.requested_bytes(block);
     blocks_.end(block);
-    blocks_.set_requested_bytes(previous, requested_bytes);
-    return previous;
+    return blocks_.set_requested_bytes(previous, requested_bytes);
   }
   return block;
 }

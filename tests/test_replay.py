@@ -105,6 +105,42 @@ def test_many_small_blocks_in_one_segment() -> None:
     assert all(len(segment["blocks"]) == 1 for segment in result["segments"])
 
 
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_records_divided_and_used_again(conf: str) -> None:
+    # 2 MiB full of the smallest blocks in one corner, then elsewhere, then few large ones at the same addresses.
+    smallest = [f"a {i} 1 0" for i in range(1000)]
+    events = [*smallest, *(f"f {i}" for i in range(0, 1000, 2)), *(f"a {1000 + i} 300 0" for i in range(500))]
+    events += [f"f {i}" for i in range(1, 1000, 2)] + [f"f {1000 + i}" for i in range(500)]
+    events += [f"a {2000 + i} {size} 0" for i, size in enumerate((900_000, 1, 1, 60_000, 1, 500_000, 1, 1, 400_000))]
+    events += [f"a {3000 + i} 512 0" for i in range(400)] + [f"f {2000 + i}" for i in (0, 3, 5, 8)]
+    events += [f"a {4000 + i} 1 0" for i in range(3000)]
+    result = replay.run("\n".join(events) + "\n", conf, check_invariants=True)
+    requested = [block[1] for segment in result["segments"] for block in segment["blocks"] if block[2]]
+    assert sorted(requested) == [1] * 3005 + [512] * 400
+    events += [f"f {i}" for i in (*(2000 + i for i in (1, 2, 4, 6, 7)), *range(3000, 3400), *range(4000, 7000))]
+    result = replay.run("\n".join(events) + "\n", conf, check_invariants=True)
+    assert result["stats"]["active.all"][0] == 0
+
+
+def test_free_blocks_terabytes_apart() -> None:
+    # The free set keeps the addresses of a size relative to their 2 TiB; best fit takes the lowest of all.
+    size, events, allocations = 5 << 18, [], 0  # 16 in a segment
+    parts = []
+    for _ in range(5):
+        parts.append(range(allocations, allocations + 128))
+        events += [f"a {i} {size} 0" for i in parts[-1]]
+        allocations += 129
+        events.append(f"a {allocations - 1} {1 << 41} 0")
+    freed = [i for part in parts for i in part if i % 2 == 0]
+    random.Random(8).shuffle(freed)
+    events += [f"f {i}" for i in freed] + [f"a {allocations + i} {size} 0" for i in range(len(freed))]
+    result = replay.run("\n".join(events) + "\n", capacity=1 << 45, check_invariants=True, actions=True)
+    taken = [action[1] for action in result["actions"] if action[0] == "alloc"]
+    lowest_first = sorted(taken[i] for i in freed)
+    assert lowest_first[-1] - lowest_first[0] > 4 << 41
+    assert taken[allocations:] == lowest_first
+
+
 def test_segments_all_over_the_address_space() -> None:
     # The records are found by address, 2 GiB at a time: many of those, which then hold nothing, and others.
     generator = random.Random(6)

@@ -9,19 +9,6 @@
 
 namespace mybackend::caching {
 
-BlockTable::~BlockTable() {
-  for (const NodeRef& ref : nodes_) {
-    if (ref.node == nullptr) continue;
-    for (Record record : ref.node->entries) {
-      while (record) {  // leaves go with the arena
-        const Record next = record.sibling();
-        if (record.is_fine()) delete record.directory();
-        record = next;
-      }
-    }
-  }
-}
-
 Block BlockTable::begin(Segment* segment) {
   return insert(segment, segment->address, Block::kFree, 0, nullptr);
 }
@@ -62,20 +49,20 @@ Block BlockTable::insert(Segment* segment, std::uintptr_t address, std::uint16_t
 // along.
 Leaf* BlockTable::leaf_with_room(Segment* segment, std::uintptr_t address, Block* before) {
   Record* record = find_record(address, segment);
-  if (record != nullptr && !record->is_fine() && record->leaf()->count == Leaf::kMaxBlocks) {
+  Leaf* leaf = record != nullptr ? record->at(address).leaf() : nullptr;
+  while (leaf != nullptr && leaf->count == Leaf::kMaxBlocks) {
     const std::uintptr_t at = before->address();
-    make_fine(*record);
+    halve(*record, leaf);
     *before = find(at);
+    leaf = record->at(address).leaf();
   }
-  Leaf* leaf = record != nullptr ? record->leaf_at(address) : nullptr;
   if (leaf == nullptr) {
-    const bool is_fine = record != nullptr;
-    const int shift = is_fine ? Leaf::kFineShift : Leaf::kRegionShift;
-    Node* node = is_fine ? nullptr : &make_node(address);
-    leaf = make_leaf(address >> shift << shift, segment, is_fine, false, 1);
+    const int shift = record != nullptr ? record->directory()->free_shift(address) : Leaf::kMaxShift;
+    Node* node = record != nullptr ? nullptr : &make_node(address);
+    leaf = make_leaf(address >> shift << shift, shift, segment, false, 1);
     link(leaf, before != nullptr ? before->leaf_ : nullptr);
-    if (is_fine) {
-      record->set_leaf_at(address, leaf);
+    if (record != nullptr) {
+      record->directory()->set(leaf->address, shift, Record(leaf));
       ++record->directory()->leaf_count;
     } else {
       add_record(*node, address, Record(leaf));
@@ -101,14 +88,14 @@ void BlockTable::end(Block block) noexcept {
     return;
   }
   Record* record = find_record(leaf->address, leaf->segment);
-  if (!record->is_fine()) {
+  if (!record->is_directory()) {
     remove_record(leaf->address, record);
   } else {
     Directory* directory = record->directory();
-    directory->leaves[Directory::index_of(leaf->address)] = nullptr;
+    directory->set(leaf->address, leaf->shift, Record());
     if (--directory->leaf_count == 0) {
       remove_record(leaf->address, record);
-      delete directory;
+      arena_.deallocate(directory, Directory::lines());
     }
   }
   unlink(leaf);
@@ -168,7 +155,7 @@ void BlockTable::drop_extra(Block block) noexcept {
 
 // --- Leaves -----------------------------------------------------------------------------------
 
-Leaf* BlockTable::make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, bool is_wide, std::size_t min_capacity) {
+Leaf* BlockTable::make_leaf(std::uintptr_t address, int shift, Segment* segment, bool is_wide, std::size_t min_capacity) {
   // Multiples of 8; narrow leaves of 8 would be as large as those of 16.
   static constexpr std::size_t kCapacities[] = {8, 16, 32, 48, 64, 80, 96, 112, Leaf::kMaxBlocks};
   const std::size_t capacity = *std::lower_bound(std::begin(kCapacities) + (is_wide ? 0 : 1), std::end(kCapacities), min_capacity);
@@ -177,7 +164,7 @@ Leaf* BlockTable::make_leaf(std::uintptr_t address, Segment* segment, bool is_fi
                                                                               segment->pool,
                                                                               segment->stream,
                                                                               segment->expandable != nullptr,
-                                                                              is_fine,
+                                                                              static_cast<std::uint8_t>(shift),
                                                                               is_wide,
                                                                               0,
                                                                               static_cast<std::uint16_t>(capacity),
@@ -218,56 +205,69 @@ bool BlockTable::needs_wide(Block block) const noexcept {
 // among the others.
 Leaf* BlockTable::replace(Leaf* leaf, bool needs_wide, std::size_t min_capacity) {
   for (std::size_t i = 0; i < leaf->count && !needs_wide; ++i) needs_wide = this->needs_wide({leaf, i});
-  Leaf* made = make_leaf(leaf->address, leaf->segment, leaf->is_fine, needs_wide, min_capacity);
+  Leaf* made = make_leaf(leaf->address, leaf->shift, leaf->segment, needs_wide, min_capacity);
   for (std::size_t i = 0; i < leaf->count; ++i) made->insert(i, leaf->tags()[i], leaf->value(i));
   made->sibling = leaf->sibling;
   Leaf* const before = leaf->previous;
   unlink(leaf);
   link(made, before);
-  find_record(leaf->address, leaf->segment)->set_leaf_at(leaf->address, made);
+  Record* record = find_record(leaf->address, leaf->segment);
+  if (record->is_directory())
+    record->directory()->set(made->address, made->shift, Record(made));
+  else
+    *record = Record(made);
   free_leaf(leaf);
   return made;
 }
 
-void BlockTable::make_fine(Record& record) {
-  Leaf* const leaf = record.leaf();
-  std::size_t counts[Directory::kCount] = {};
-  bool wide[Directory::kCount] = {};
-  for (std::size_t i = 0; i < leaf->count; ++i) {
-    const std::size_t part = Directory::index_of(leaf->start(i));
-    ++counts[part];
-    wide[part] = wide[part] || needs_wide({leaf, i});
-  }
-  auto directory = std::make_unique<Directory>();
-  directory->segment = leaf->segment;
-  directory->sibling = leaf->sibling;
+// A full leaf becomes one for each half of its span in which blocks start.
+void BlockTable::halve(Record& record, Leaf* leaf) {
+  const int shift = leaf->shift - 1;
+  const std::uintptr_t middle = leaf->address + (std::uintptr_t{1} << shift);
+  const std::size_t ends[] = {leaf->place_of(middle), leaf->count};
+  Leaf* made[] = {nullptr, nullptr};
+  Directory* directory = record.is_directory() ? record.directory() : nullptr;
   try {
-    for (std::size_t i = 0; i < Directory::kCount; ++i) {
-      if (counts[i] == 0) continue;
-      const std::size_t room = std::min<std::size_t>(counts[i] + 1, Leaf::kMaxBlocks);
-      directory->leaves[i] = make_leaf(leaf->address + (i << Leaf::kFineShift), leaf->segment, true, wide[i], room);
-      ++directory->leaf_count;
+    for (std::size_t half = 0, i = 0; half < 2; i = ends[half++]) {
+      if (i == ends[half]) continue;
+      const std::size_t count = ends[half] - i;
+      bool is_wide = false;
+      for (std::size_t k = i; k < ends[half] && !is_wide; ++k) is_wide = needs_wide({leaf, k});
+      const std::uintptr_t address = half == 0 ? leaf->address : middle;
+      made[half] = make_leaf(address, shift, leaf->segment, is_wide, std::min(count + 1, Leaf::kMaxBlocks));
     }
+    if (directory == nullptr) directory = new (arena_.allocate(Directory::lines())) Directory{leaf->segment, 1, leaf->sibling, {}};
   } catch (...) {
-    for (Leaf* made : directory->leaves) {
-      if (made != nullptr) free_leaf(made);
+    for (Leaf* half : made) {
+      if (half != nullptr) free_leaf(half);
     }
     throw;
   }
-  for (std::size_t i = 0; i < leaf->count; ++i) {
-    Leaf* to = directory->leaves[Directory::index_of(leaf->start(i))];
-    const std::size_t before_it = (to->address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits;
-    to->insert(to->count, static_cast<std::uint16_t>(leaf->tags()[i] - before_it), leaf->value(i));
-  }
   Leaf* before = leaf->previous;
   unlink(leaf);
-  for (Leaf* made : directory->leaves) {
-    if (made == nullptr) continue;
-    link(made, before);
-    before = made;
+  --directory->leaf_count;
+  directory->set(leaf->address, leaf->shift, Record());
+  for (std::size_t half = 0, i = 0; half < 2; ++half) {
+    Leaf* const to = made[half];
+    if (to == nullptr) continue;
+    const std::size_t before_it = (to->address - leaf->address) >> Leaf::kGranuleShift << Leaf::kStateBits;
+    for (; i < ends[half]; ++i) to->insert(to->count, static_cast<std::uint16_t>(leaf->tags()[i] - before_it), leaf->value(i));
+    link(to, before);
+    before = to;
+    directory->set(to->address, shift, Record(to));
+    ++directory->leaf_count;
   }
-  record = Record(directory.release());
+  record = Record(directory);
   free_leaf(leaf);
+}
+
+int Directory::free_shift(std::uintptr_t address) const noexcept {
+  int shift = Leaf::kMinShift;
+  for (; shift < Leaf::kMaxShift; ++shift) {
+    const Record* first = entries + index_of(address >> (shift + 1) << (shift + 1));
+    if (std::any_of(first, first + count_for(shift + 1), [](Record entry) { return static_cast<bool>(entry); })) break;
+  }
+  return shift;
 }
 
 // --- Records by address -----------------------------------------------------------------------

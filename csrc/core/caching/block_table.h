@@ -8,11 +8,12 @@
 // (streams, events, contexts, a request above 4 GiB) is a BlockExtra, whose number stands instead of
 // the requested size.
 //
-// A leaf covers 2 MiB of one segment; where more than kMaxBlocks blocks start in those, they are
-// divided into leaves of 64 KiB, which a directory knows. Only leaves with a start exist; those of
-// a segment are linked by address. Two steps by address find them: a node for each 2 GiB, in it an
-// entry for each 2 MiB. An entry also tells the leaf's capacity, so that all of its lines can be asked
-// for before its header is there.
+// A leaf covers 2 MiB of one segment, or, where more than kMaxBlocks blocks start in those, half of
+// them, and so on down to 64 KiB, which cannot have more: so leaves are well filled whatever the
+// sizes are. Only leaves with a start exist; those of a segment are linked by address. Two steps by
+// address find them: a node for each 2 GiB, in it an entry for each 2 MiB; where those have several
+// leaves, the entry leads to a directory of them. An entry also tells the leaf's capacity, so that
+// all of its lines can be asked for before its header is there.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "core/caching/block.h"
@@ -48,15 +50,14 @@ class Record {
   explicit Record(Directory* directory) noexcept : bits_(reinterpret_cast<std::uintptr_t>(directory) | kDirectory) {}
   explicit operator bool() const noexcept { return bits_ != 0; }
 
-  bool is_fine() const noexcept { return (bits_ & kDirectory) != 0; }
+  bool is_directory() const noexcept { return (bits_ & kDirectory) != 0; }
   Leaf* leaf() const noexcept { return reinterpret_cast<Leaf*>(bits_ & ~kMask); }
   Directory* directory() const noexcept { return reinterpret_cast<Directory*>(bits_ & ~kMask); }
   const Segment* segment() const noexcept;
   // Two segments that are not aligned can share 2 MiB: the other's.
   Record& sibling() const noexcept;
-  // nullptr when no block starts in its part of the directory.
-  Leaf* leaf_at(std::uintptr_t address) const noexcept;
-  void set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept;
+  // That of the leaf that covers the address; none where there is none.
+  Record at(std::uintptr_t address) const noexcept;
   // Of a leaf: asks the memory for all of its lines together.
   void prefetch() const noexcept;
 
@@ -71,26 +72,26 @@ class Record {
 struct Leaf {
   static constexpr std::size_t kMaxBlocks = 128;
   static constexpr int kGranuleShift = 9;
-  static constexpr int kRegionShift = 21;  // its span
-  static constexpr int kFineShift = 16;    // that of a fine one
+  static constexpr int kMaxShift = 21;  // of its span
+  static constexpr int kMinShift = 16;
   // A tag: the block's start in granules of 512 bytes from the leaf's address, then its state.
   static constexpr int kStateBits = 4;
   static constexpr std::uint16_t kNoTag = 0xFFFF;
   static constexpr std::size_t kMaxNarrowValue = std::numeric_limits<std::uint16_t>::max();
   static constexpr std::size_t kMaxValue = std::numeric_limits<std::uint32_t>::max();
 
-  std::uintptr_t address;  // of its span: a multiple of 2 MiB or 64 KiB
+  std::uintptr_t address;  // of its span, a multiple of that
   Segment* segment;
   BlockPool* pool;  // these are the segment's: it would be a memory access more
   StreamHandle stream;
   bool is_expandable;
-  bool is_fine;         // the span is 64 KiB
+  std::uint8_t shift;   // of its span
   bool is_wide;         // values of 4 bytes, not 2. No branch may depend on it: leaves of both kinds alternate
   std::uint16_t count;  // blocks that start in the span
   std::uint16_t capacity;
   Leaf* previous;  // of the segment, by address
   Leaf* next;
-  Record sibling;  // unused in a fine leaf
+  Record sibling;  // unused below a directory
 
   static constexpr std::size_t lines_for(std::size_t capacity, bool is_wide) noexcept {
     const std::size_t block_bytes = sizeof(std::uint16_t) + (is_wide ? sizeof(std::uint32_t) : sizeof(std::uint16_t));
@@ -136,7 +137,7 @@ struct Leaf {
   std::uintptr_t start(std::size_t index) const noexcept {
     return address + (static_cast<std::uintptr_t>(tags()[index] >> kStateBits) << kGranuleShift);
   }
-  bool covers(std::uintptr_t at) const noexcept { return (at - address) >> (is_fine ? kFineShift : kRegionShift) == 0; }
+  bool covers(std::uintptr_t at) const noexcept { return (at - address) >> shift == 0; }
   // The first block that does not start before `at`, which it covers.
   std::size_t place_of(std::uintptr_t at) const noexcept {
     const auto key = static_cast<std::uint16_t>((at - address) >> kGranuleShift << kStateBits);
@@ -164,16 +165,31 @@ struct Leaf {
 static_assert(sizeof(Leaf) == RecordArena::kLineBytes);
 static_assert(Leaf::lines_for(Leaf::kMaxBlocks, true) <= RecordArena::kMaxLines);
 
-// The fine leaves of 2 MiB of a segment.
-struct alignas(RecordArena::kLineBytes) Directory {
-  static constexpr std::size_t kCount = std::size_t{1} << (Leaf::kRegionShift - Leaf::kFineShift);
-  static std::size_t index_of(std::uintptr_t address) noexcept { return (address >> Leaf::kFineShift) & (kCount - 1); }
+// The leaves of 2 MiB of a segment, by 64 KiB: one of a larger span stands there several times.
+struct Directory {
+  static constexpr std::size_t kCount = std::size_t{1} << (Leaf::kMaxShift - Leaf::kMinShift);
+  static std::size_t index_of(std::uintptr_t address) noexcept { return (address >> Leaf::kMinShift) & (kCount - 1); }
+  // How many entries a leaf has.
+  static std::size_t count_for(int shift) noexcept { return std::size_t{1} << (shift - Leaf::kMinShift); }
 
   Segment* segment;
   std::size_t leaf_count = 0;
   Record sibling;
-  Leaf* leaves[kCount] = {};
+  Record entries[kCount] = {};
+
+  void set(std::uintptr_t address, int shift, Record record) noexcept {
+    std::fill_n(entries + index_of(address), count_for(shift), record);
+  }
+  // The largest span with the address in which there is no leaf; there is none at the address.
+  int free_shift(std::uintptr_t address) const noexcept;
+
+  static constexpr std::size_t lines() noexcept;
 };
+constexpr std::size_t Directory::lines() noexcept {
+  return (sizeof(Directory) + RecordArena::kLineBytes - 1) / RecordArena::kLineBytes;
+}
+static_assert(Directory::lines() <= RecordArena::kMaxLines);
+static_assert(std::is_trivially_destructible_v<Directory>);  // they go with the arena, as leaves do
 
 inline Record::Record(Leaf* leaf) noexcept : bits_(reinterpret_cast<std::uintptr_t>(leaf) | leaf->capacity / 4u) {}
 inline void Record::prefetch() const noexcept {
@@ -183,19 +199,13 @@ inline void Record::prefetch() const noexcept {
   for (const char* line = header; line < end; line += RecordArena::kLineBytes) __builtin_prefetch(line);
 }
 inline const Segment* Record::segment() const noexcept {
-  return is_fine() ? directory()->segment : leaf()->segment;
+  return is_directory() ? directory()->segment : leaf()->segment;
 }
 inline Record& Record::sibling() const noexcept {
-  return is_fine() ? directory()->sibling : leaf()->sibling;
+  return is_directory() ? directory()->sibling : leaf()->sibling;
 }
-inline Leaf* Record::leaf_at(std::uintptr_t address) const noexcept {
-  return is_fine() ? directory()->leaves[Directory::index_of(address)] : leaf();
-}
-inline void Record::set_leaf_at(std::uintptr_t address, Leaf* leaf) noexcept {
-  if (is_fine())
-    directory()->leaves[Directory::index_of(address)] = leaf;
-  else
-    *this = leaf != nullptr ? Record(leaf) : Record();
+inline Record Record::at(std::uintptr_t address) const noexcept {
+  return is_directory() ? directory()->entries[Directory::index_of(address)] : *this;
 }
 
 // One block: where its record is. Small, to be copied. It is good until a block of the same leaf
@@ -257,7 +267,6 @@ class Block {
 class BlockTable {
  public:
   BlockTable() : nodes_(kMinNodes) {}
-  ~BlockTable();
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
 
@@ -266,11 +275,11 @@ class BlockTable {
     if ((address & (kGranuleBytes - 1)) != 0) return {};
     const Node* node = find_node(address);
     if (node == nullptr) return {};
-    Record record = node->entries[Node::index_of(address)];
-    if (leaf_count_ > kCachedLeaves && record && !record.is_fine()) record.prefetch();
-    for (; record; record = record.sibling()) {
-      Leaf* leaf = record.leaf_at(address);
-      if (leaf == nullptr) continue;
+    for (Record record = node->entries[Node::index_of(address)]; record; record = record.sibling()) {
+      const Record at = record.at(address);
+      if (!at) continue;
+      if (leaf_count_ > kCachedLeaves) at.prefetch();
+      Leaf* leaf = at.leaf();
       const std::size_t place = leaf->place_of(address);
       if (place < leaf->count && leaf->start(place) == address) return {leaf, place};
     }
@@ -319,8 +328,8 @@ class BlockTable {
   // The entries of 2 GiB of addresses.
   struct Node {
     static constexpr int kShift = 31;
-    static constexpr std::size_t kEntryCount = std::size_t{1} << (kShift - Leaf::kRegionShift);
-    static std::size_t index_of(std::uintptr_t address) noexcept { return (address >> Leaf::kRegionShift) & (kEntryCount - 1); }
+    static constexpr std::size_t kEntryCount = std::size_t{1} << (kShift - Leaf::kMaxShift);
+    static std::size_t index_of(std::uintptr_t address) noexcept { return (address >> Leaf::kMaxShift) & (kEntryCount - 1); }
 
     explicit Node(std::uintptr_t n) noexcept : number(n) {}
     const std::uintptr_t number;  // the address by 2 GiB
@@ -350,7 +359,7 @@ class BlockTable {
 
   Block insert(Segment* segment, std::uintptr_t address, std::uint16_t state, std::uint32_t value, Block* before);
   Leaf* leaf_with_room(Segment* segment, std::uintptr_t address, Block* before);
-  Leaf* make_leaf(std::uintptr_t address, Segment* segment, bool is_fine, bool is_wide, std::size_t min_capacity);
+  Leaf* make_leaf(std::uintptr_t address, int shift, Segment* segment, bool is_wide, std::size_t min_capacity);
   void free_leaf(Leaf* leaf) noexcept;
   static void link(Leaf* leaf, Leaf* before) noexcept;
   static void unlink(Leaf* leaf) noexcept;
@@ -358,7 +367,7 @@ class BlockTable {
   Leaf* replace(Leaf* leaf, bool needs_wide, std::size_t min_capacity);
   void need_fit(Block& block, std::uint32_t value);
   Block change_requested_bytes(Block block, std::size_t bytes);
-  void make_fine(Record& record);
+  void halve(Record& record, Leaf* leaf);
 
   RecordArena arena_;
   std::vector<NodeRef> nodes_;

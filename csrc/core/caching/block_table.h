@@ -141,22 +141,34 @@ struct Leaf {
   // The first block that does not start before `at`, which it covers.
   std::size_t place_of(std::uintptr_t at) const noexcept {
     const auto key = static_cast<std::uint16_t>((at - address) >> kGranuleShift << kStateBits);
-    // All of them, eight at a time, instead of a binary search: their lines are fetched together.
+    // A line of tags is counted, eight at a time, instead of a binary search: the line in which it would
+    // be were all blocks alike, or one beside that.
+    constexpr std::size_t kLineTags = RecordArena::kLineBytes / sizeof(std::uint16_t);
+    std::size_t line = ((at - address) * count >> shift) / kLineTags;
+    while (line > 0 && tags()[line * kLineTags] >= key) --line;
+    for (;; ++line) {
+      const std::size_t end = std::min<std::size_t>(count, (line + 1) * kLineTags);
+      const std::size_t below = count_below(key, line * kLineTags, end);
+      if (below < kLineTags || end == count) return line * kLineTags + below;
+    }
+  }
+
+ private:
+  // How many tags from `begin` to `end` (or beside those kNoTag) are below the key; at most a line of them.
+  std::size_t count_below(std::uint16_t key, std::size_t begin, std::size_t end) const noexcept {
     using Eight [[gnu::vector_size(16)]] = std::uint16_t;
     Eight below = {};  // how many in each lane
-    for (std::size_t i = 0; i < count; i += 8) {
+    for (std::size_t i = begin; i < end; i += 8) {
       Eight some;
       std::memcpy(&some, tags() + i, sizeof some);
       below -= reinterpret_cast<Eight>(some < key);  // true is all ones: -1
     }
-    std::uint64_t sums[2];  // four lanes each; at most 16 in a lane
+    std::uint64_t sums[2];  // four lanes each
     std::memcpy(sums, &below, sizeof sums);
     sums[0] += sums[1];
     sums[0] += sums[0] >> 32;
     return static_cast<std::size_t>((sums[0] + (sums[0] >> 16)) & 0xFFFF);
   }
-
- private:
   std::byte* value_at(std::size_t index) const noexcept {
     return reinterpret_cast<std::byte*>(const_cast<std::uint16_t*>(tags()) + capacity) + (index << (1 + is_wide));
   }

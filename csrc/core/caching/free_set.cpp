@@ -35,7 +35,7 @@ std::size_t FreeSet::StreamSet::used_before(std::size_t index) const noexcept {
 
 FreeSet::Key FreeSet::StreamSet::highest_of(std::size_t index) const noexcept {
   const Bin& b = bin(index);
-  return {bytes_of(index), b.others == nullptr || b.others->empty() ? b.lowest : b.others->back()};
+  return {bytes_of(index), b.others.empty() ? b.lowest : b.others.back()};
 }
 
 void FreeSet::StreamSet::insert(Key key) {
@@ -53,8 +53,7 @@ void FreeSet::StreamSet::insert(Key key) {
     used_pages |= std::uint64_t{1} << (index / kPageBins);
     return;
   }
-  if (b.others == nullptr) b.others = std::make_unique<ChunkedList<std::uintptr_t>>();
-  b.others->insert(std::max(key.address, b.lowest));
+  b.others.insert(std::max(key.address, b.lowest));
   b.lowest = std::min(key.address, b.lowest);
 }
 
@@ -68,11 +67,11 @@ bool FreeSet::StreamSet::erase(Key key) noexcept {
   const std::size_t index = bin_of(key.bytes);
   if (!is_used(index)) return false;
   Bin& b = bin(index);
-  const bool has_others = b.others != nullptr && !b.others->empty();
+  const bool has_others = !b.others.empty();
   if (b.lowest == key.address) {
     if (has_others) {
-      b.lowest = b.others->front();
-      b.others->erase({0, 0});
+      b.lowest = b.others.front();
+      b.others.erase({0, 0});
       return true;
     }
     b.lowest = 0;
@@ -81,9 +80,9 @@ bool FreeSet::StreamSet::erase(Key key) noexcept {
     return true;
   }
   if (!has_others) return false;
-  const auto place = b.others->lower_bound(key.address);
-  if (b.others->is_end(place) || b.others->at(place) != key.address) return false;
-  b.others->erase(place);
+  const auto place = b.others.lower_bound(key.address);
+  if (b.others.is_end(place) || b.others.at(place) != key.address) return false;
+  b.others.erase(place);
   return true;
 }
 
@@ -95,9 +94,8 @@ bool FreeSet::StreamSet::contains(Key key) const noexcept {
   if (!is_used(bin_of(key.bytes))) return false;
   const Bin& b = bin(bin_of(key.bytes));
   if (b.lowest == key.address) return true;
-  if (b.others == nullptr) return false;
-  const auto place = b.others->lower_bound(key.address);
-  return !b.others->is_end(place) && b.others->at(place) == key.address;
+  const auto place = b.others.lower_bound(key.address);
+  return !b.others.is_end(place) && b.others.at(place) == key.address;
 }
 
 // --- All streams ------------------------------------------------------------------------------
@@ -179,10 +177,10 @@ FreeSet::Key FreeSet::after(StreamHandle stream, Key member) const noexcept {
   }
   const std::size_t index = bin_of(member.bytes);
   const Bin& b = set.bin(index);
-  if (b.others != nullptr && !b.others->empty()) {
-    if (b.lowest == member.address) return {member.bytes, b.others->front()};
-    const auto next = b.others->after(b.others->lower_bound(member.address));
-    if (!b.others->is_end(next)) return {member.bytes, b.others->at(next)};
+  if (!b.others.empty()) {
+    if (b.lowest == member.address) return {member.bytes, b.others.front()};
+    const auto next = b.others.after(b.others.lower_bound(member.address));
+    if (!b.others.is_end(next)) return {member.bytes, b.others.at(next)};
   }
   const std::size_t larger = set.used_from(index + 1);
   if (larger != kBinCount) return set.lowest_of(larger);
@@ -196,8 +194,8 @@ FreeSet::Key FreeSet::before(StreamHandle stream, Key member) const noexcept {
     index = bin_of(member.bytes);
     const Bin& b = set.bin(index);
     if (b.lowest != member.address) {
-      const auto smaller = b.others->before(b.others->lower_bound(member.address));
-      return {member.bytes, b.others->is_end(smaller) ? b.lowest : b.others->at(smaller)};
+      const auto smaller = b.others.before(b.others.lower_bound(member.address));
+      return {member.bytes, b.others.is_end(smaller) ? b.lowest : b.others.at(smaller)};
     }
   } else {
     const auto smaller = set.large.before(set.large.lower_bound(member));
@@ -214,8 +212,7 @@ std::vector<FreeSet::Member> FreeSet::members() const {
     for (std::size_t index = set->used_from(0); index != kBinCount; index = set->used_from(index + 1)) {
       const Bin& b = set->bin(index);
       result.push_back({set->stream, {bytes_of(index), b.lowest}});
-      if (b.others == nullptr) continue;
-      b.others->for_each([&](std::uintptr_t address) { result.push_back({set->stream, {bytes_of(index), address}}); });
+      b.others.for_each([&](std::uintptr_t address) { result.push_back({set->stream, {bytes_of(index), address}}); });
     }
     set->large.for_each([&](const Key& key) { result.push_back({set->stream, key}); });
   }

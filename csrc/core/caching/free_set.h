@@ -75,7 +75,7 @@ class FreeSet {
 
   struct Bin {
     std::uintptr_t lowest = 0;                            // 0: the bin is empty
-    std::unique_ptr<ChunkedList<std::uintptr_t>> others;  // all above `lowest`; kept when it gets empty
+    ChunkedList<std::uintptr_t, PackedAddresses> others;  // all above `lowest`
   };
   using Page = std::array<Bin, kPageBins>;
   struct StreamSet {
